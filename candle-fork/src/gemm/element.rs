@@ -1,0 +1,253 @@
+//! Element types of operands and results, and matrices of them wherever they lie.
+
+use std::ops::Range;
+
+use candle_core::{CpuStorage, DType, Layout, Tensor, WithDType};
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+use pulp::{Arch, Simd, WithSimd};
+
+use super::{kernel::KC, source::RowSource};
+use crate::{
+    error::{Error, Result, What},
+    host::HostTensor,
+};
+
+/// A stored element: widened to f32 on the way in, rounded to nearest even on the way out.
+pub(crate) trait Element: WithDType + bytemuck::Pod {
+    /// `dst[i] = src[i]`, exactly; both of one length.
+    fn widen(src: &[Self], dst: &mut [f32]);
+    /// `dst[i] = src[i]` rounded once; both of one length.
+    fn round(src: &[f32], dst: &mut [Self]);
+    /// The same as [`Element::widen`] from little-endian bytes of any alignment.
+    fn widen_bytes(src: &[u8], dst: &mut [f32]);
+    /// One element.
+    fn to_f32(self) -> f32;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn widen(src: &[Self], dst: &mut [f32]) {
+        dst.copy_from_slice(src);
+    }
+    #[inline(always)]
+    fn round(src: &[f32], dst: &mut [Self]) {
+        dst.copy_from_slice(src);
+    }
+    #[inline(always)]
+    fn widen_bytes(src: &[u8], dst: &mut [f32]) {
+        for (y, x) in dst.iter_mut().zip(src.as_chunks().0) {
+            *y = f32::from_le_bytes(*x);
+        }
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn widen(src: &[Self], dst: &mut [f32]) {
+        for (y, x) in dst.iter_mut().zip(src) {
+            *y = f32::from_bits(u32::from(x.to_bits()) << 16);
+        }
+    }
+    #[inline(always)]
+    fn round(src: &[f32], dst: &mut [Self]) {
+        for (y, &x) in dst.iter_mut().zip(src) {
+            *y = bf16::from_f32(x);
+        }
+    }
+    #[inline(always)]
+    fn widen_bytes(src: &[u8], dst: &mut [f32]) {
+        for (y, x) in dst.iter_mut().zip(src.as_chunks().0) {
+            *y = f32::from_bits(u32::from(u16::from_le_bytes(*x)) << 16);
+        }
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    fn widen(src: &[Self], dst: &mut [f32]) {
+        src.convert_to_f32_slice(dst);
+    }
+    #[inline(always)]
+    fn round(src: &[f32], dst: &mut [Self]) {
+        dst.convert_from_f32_slice(src);
+    }
+    #[inline(always)]
+    fn widen_bytes(src: &[u8], dst: &mut [f32]) {
+        let mut block = [f16::ZERO; 64];
+        for (y, x) in dst.chunks_mut(64).zip(src.chunks(128)) {
+            let block = &mut block[..y.len()];
+            for (b, &x) in block.iter_mut().zip(x.as_chunks().0) {
+                *b = f16::from_le_bytes(x);
+            }
+            block.convert_to_f32_slice(y);
+        }
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f16::to_f32(self)
+    }
+}
+
+/// Elements of a matrix: a slice of their type, or bytes that are not aligned for it.
+#[derive(Debug, Clone, Copy)]
+enum Elements<'a> {
+    F32(&'a [f32]),
+    F16(&'a [f16]),
+    Bf16(&'a [bf16]),
+    F32Bytes(&'a [u8]),
+    F16Bytes(&'a [u8]),
+    Bf16Bytes(&'a [u8]),
+}
+
+/// A read-only matrix of f32, f16 or bf16 in memory owned by somebody else.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Matrix<'a> {
+    elements: Elements<'a>,
+    start: usize,
+    rows: usize,
+    row_stride: usize,
+    col_stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// The matrix of a CPU tensor of rank 2, given its locked storage.
+    pub(crate) fn of_storage(op: &'static str, storage: &'a CpuStorage, layout: &Layout) -> Result<Self> {
+        let elements = match storage {
+            CpuStorage::F32(data) => Elements::F32(data),
+            CpuStorage::F16(data) => Elements::F16(data),
+            CpuStorage::BF16(data) => Elements::Bf16(data),
+            other => return Err(unsupported(op, "weight", candle_core::backend::BackendStorage::dtype(other))),
+        };
+        let (&[rows, _], &[row_stride, col_stride]) = (layout.dims(), layout.stride()) else {
+            return Err(rank2(op, layout.dims()));
+        };
+        Ok(Self { elements, start: layout.start_offset(), rows, row_stride, col_stride })
+    }
+
+    /// The matrix of a host tensor of rank 2, read where it lies.
+    pub(crate) fn of_host(op: &'static str, host: &'a HostTensor) -> Result<Self> {
+        let &[rows, cols] = host.dims() else {
+            return Err(rank2(op, host.dims()));
+        };
+        let bytes = host.bytes();
+        // The bytes are little-endian, so the typed view is right only where the machine is too.
+        let typed = cfg!(target_endian = "little");
+        let elements = match host.dtype() {
+            DType::F32 => match bytemuck::try_cast_slice(bytes) {
+                Ok(data) if typed => Elements::F32(data),
+                _ => Elements::F32Bytes(bytes),
+            },
+            DType::F16 => match bytemuck::try_cast_slice(bytes) {
+                Ok(data) if typed => Elements::F16(data),
+                _ => Elements::F16Bytes(bytes),
+            },
+            DType::BF16 => match bytemuck::try_cast_slice(bytes) {
+                Ok(data) if typed => Elements::Bf16(data),
+                _ => Elements::Bf16Bytes(bytes),
+            },
+            other => return Err(unsupported(op, "weight", other)),
+        };
+        Ok(Self { elements, start: 0, rows, row_stride: cols, col_stride: 1 })
+    }
+
+    /// Columns `k` of row `row` as f32.
+    #[inline(always)]
+    fn widen(&self, row: usize, k: Range<usize>, dst: &mut [f32]) {
+        let start = self.start + row * self.row_stride + k.start * self.col_stride;
+        match self.elements {
+            Elements::F32(data) => gather(data, start, self.col_stride, dst),
+            Elements::F16(data) => gather(data, start, self.col_stride, dst),
+            Elements::Bf16(data) => gather(data, start, self.col_stride, dst),
+            // Host matrices are row-major.
+            Elements::F32Bytes(data) => f32::widen_bytes(&data[4 * start..][..4 * dst.len()], dst),
+            Elements::F16Bytes(data) => f16::widen_bytes(&data[2 * start..][..2 * dst.len()], dst),
+            Elements::Bf16Bytes(data) => bf16::widen_bytes(&data[2 * start..][..2 * dst.len()], dst),
+        }
+    }
+}
+
+/// `dst[i] = data[start + i * stride]`.
+#[inline(always)]
+pub(crate) fn gather<T: Element>(data: &[T], start: usize, stride: usize, dst: &mut [f32]) {
+    if stride == 1 {
+        T::widen(&data[start..][..dst.len()], dst);
+    } else {
+        for (i, y) in dst.iter_mut().enumerate() {
+            *y = data[start + i * stride].to_f32();
+        }
+    }
+}
+
+/// Matrices of equal width, rows one after another.
+#[derive(Debug, Clone)]
+pub(crate) struct Stack<'a> {
+    parts: Vec<Matrix<'a>>,
+}
+
+impl<'a> Stack<'a> {
+    /// Takes the parts in order.
+    pub(crate) fn new(parts: Vec<Matrix<'a>>) -> Self {
+        Self { parts }
+    }
+}
+
+impl RowSource for Stack<'_> {
+    fn pack(&self, rows: Range<usize>, k: Range<usize>, dst: &mut [f32]) {
+        Arch::new().dispatch(PackStack { stack: self, rows, k, dst });
+    }
+}
+
+struct PackStack<'a, 'b> {
+    stack: &'a Stack<'b>,
+    rows: Range<usize>,
+    k: Range<usize>,
+    dst: &'a mut [f32],
+}
+
+impl WithSimd for PackStack<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let mut first = 0;
+        for part in &self.stack.parts {
+            for row in self.rows.start.max(first)..self.rows.end.min(first + part.rows) {
+                let dst = &mut self.dst[(row - self.rows.start) * KC..][..self.k.len()];
+                part.widen(row - first, self.k.clone(), dst);
+            }
+            first += part.rows;
+        }
+    }
+}
+
+/// `len` zeros, or an error where even the address space could not hold them.
+pub(crate) fn zeros<T: Element>(op: &'static str, len: usize) -> Result<Vec<T>> {
+    // `vec!` would abort the process; asking first costs nothing beside filling them.
+    Vec::<T>::new()
+        .try_reserve_exact(len)
+        .map_err(|_| Error::Argument { op, what: format!("a result of {len} elements does not fit into memory") })?;
+    Ok(vec![T::zero(); len])
+}
+
+/// The elements of a CPU tensor in row-major order, as f32: for small operands such as a bias.
+pub(crate) fn to_f32_vec(tensor: &Tensor, what: &'static str) -> Result<Vec<f32>> {
+    let flat = tensor.to_dtype(DType::F32).and_then(|t| t.flatten_all()).and_then(|t| t.to_vec1::<f32>());
+    flat.what(what)
+}
+
+/// The error for an element type that no fast path takes.
+pub(crate) fn unsupported(op: &'static str, operand: &'static str, got: DType) -> Error {
+    Error::DType { op, operand, got, expected: "f32, f16 or bf16" }
+}
+
+fn rank2(op: &'static str, got: &[usize]) -> Error {
+    Error::Shape { op, operand: "weight", got: got.to_vec(), expected: "[out_features, in_features]".into() }
+}

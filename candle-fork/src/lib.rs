@@ -1,0 +1,27 @@
+//! What a fork of candle would add, as a layer over the registry's unmodified `candle-core`.
+
+pub mod activation;
+pub mod attention;
+pub mod conv;
+mod element;
+pub mod error;
+pub mod gemm;
+pub mod host;
+pub mod linear;
+pub mod nn;
+pub mod norm;
+mod operand;
+pub mod resample;
+pub mod rope;
+#[cfg(test)]
+mod testing;
+
+pub use activation::{Activation, gate_residual, silu, swiglu};
+pub use attention::{AttentionMask, attention};
+pub use conv::{ConvParams, conv_nd, conv1d, conv2d, conv3d};
+pub use error::{Error, Result, What};
+pub use host::{HostBytes, HostTensor};
+pub use linear::{LinearWeight, linear};
+pub use norm::{group_norm, layer_norm, layer_norm_modulate, rms_norm};
+pub use resample::{upsample_nearest, upsample_nearest2d};
+pub use rope::{rope_half, rope_interleaved};

@@ -1,0 +1,14 @@
+//! The same op composed of candle's, for devices without kernels of their own.
+
+use candle_core::{Result, Tensor};
+
+pub(super) fn upsample_nearest(x: &Tensor, out_dims: &[usize], factors: &[usize]) -> Result<Tensor> {
+    // [N, C, a, b] -> [N C, a, 1, b, 1] -> repeated along the axes of length 1.
+    let mut split = vec![x.dim(0)? * x.dim(1)?];
+    let mut repeated = split.clone();
+    for (&extent, &factor) in x.dims()[2..].iter().zip(factors) {
+        split.extend([extent, 1]);
+        repeated.extend([extent, factor]);
+    }
+    x.reshape(split)?.broadcast_as(repeated)?.reshape(out_dims)
+}
