@@ -1,0 +1,232 @@
+//! What a file or folder is: kind, tensors, types, sizes, and the model that it looks like.
+
+mod recognise;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, fs, io::Read, path::Path};
+
+use serde::Serialize;
+
+pub use self::recognise::{Guess, recognise};
+
+use crate::{
+    dtype::StoredDType,
+    error::{Error, Result, shown},
+    folder::{MODEL_INDEX, ModelFolder},
+    safetensors::{Safetensors, sniff},
+    source::{SourceFile, TensorInfo, TensorSource},
+};
+
+/// What a path leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Kind {
+    /// One safetensors file.
+    Safetensors,
+    /// Several safetensors files with an index.
+    ShardedSafetensors,
+    /// A folder in the diffusers layout.
+    DiffusersFolder,
+    /// A file or folder that is something else; [`Report::description`] says what.
+    Other,
+}
+
+/// Tensors of one element type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct DTypeCount {
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Number of elements.
+    pub elements: u64,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// One set of tensors: a file, or a component of a model.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Part {
+    /// Name of the component (`transformer`, `vae`…); empty for a lone file.
+    pub component: String,
+    /// Class that the folder's configuration names, for example `AutoencoderKLFlux2`.
+    pub class: Option<String>,
+    /// What names and shapes look like.
+    pub model: Option<Guess>,
+    /// The files, with their sizes.
+    pub files: Vec<SourceFile>,
+    /// Number of elements of all tensors.
+    pub elements: u64,
+    /// Size of all tensors in bytes, without headers.
+    pub bytes: u64,
+    /// Tensors by element type.
+    pub dtypes: BTreeMap<StoredDType, DTypeCount>,
+    /// Free-form metadata of the file.
+    pub metadata: BTreeMap<String, String>,
+    /// The tensors, sorted by name.
+    pub tensors: Vec<TensorInfo>,
+}
+
+/// What a file or folder is.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// The path, or the name of a built-in model.
+    pub path: String,
+    /// What it is.
+    pub kind: Kind,
+    /// The same in a few words, for people.
+    pub description: String,
+    /// Pipeline class of a diffusers folder, for example `Flux2KleinPipeline`.
+    pub pipeline: Option<String>,
+    /// The sets of tensors, in the order of their names.
+    pub parts: Vec<Part>,
+}
+
+impl Report {
+    /// Number of tensors of all parts.
+    pub fn tensors(&self) -> usize {
+        self.parts.iter().map(|p| p.tensors.len()).sum()
+    }
+
+    /// Number of elements of all parts.
+    pub fn elements(&self) -> u64 {
+        self.parts.iter().map(|p| p.elements).sum()
+    }
+
+    /// Size of all tensors in bytes, without headers.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|p| p.bytes).sum()
+    }
+}
+
+impl Part {
+    /// Describes the tensors of a source.
+    pub fn new(component: &str, source: &dyn TensorSource) -> Self {
+        let mut part = Self {
+            component: component.to_owned(),
+            class: None,
+            model: recognise(source.tensors()),
+            files: source.files().to_vec(),
+            elements: 0,
+            bytes: 0,
+            dtypes: BTreeMap::new(),
+            metadata: source.metadata().clone(),
+            tensors: source.tensors().to_vec(),
+        };
+        for t in source.tensors() {
+            // A checked header keeps all sizes below 64 bits, and their sum below the files' sizes.
+            let (elements, bytes) = (t.elements() as u64, t.bytes.len() as u64);
+            let count = part.dtypes.entry(t.dtype).or_default();
+            count.tensors += 1;
+            count.elements += elements;
+            count.bytes += bytes;
+            part.elements += elements;
+            part.bytes += bytes;
+        }
+        part
+    }
+}
+
+/// Says what `path` is: a safetensors file, an index, a folder with either, or a folder in the diffusers layout. Something
+/// else is described as far as its first bytes tell.
+///
+/// # Errors
+/// [`Error::Io`] if it cannot be read; every error of [`Safetensors::open`] for a safetensors file that is damaged, also
+/// when it is one component of several.
+pub fn inspect(path: impl AsRef<Path>) -> Result<Report> {
+    let path = path.as_ref();
+    let meta = fs::metadata(path).map_err(|e| Error::io("open", path, e))?;
+    if meta.is_dir() {
+        return inspect_folder(&ModelFolder::Disk(path.to_path_buf()));
+    }
+    match Safetensors::open(path) {
+        Ok(source) => Ok(lone(path.display().to_string(), &source)),
+        Err(Error::OtherFormat { file, found }) => Ok(other(file, found.to_owned())),
+        // A JSON file that is not an index.
+        Err(e @ Error::Json { .. }) => match first_bytes(path)?.as_deref().and_then(sniff) {
+            Some(found) if !is_index(path) => Ok(other(path.display().to_string(), found.to_owned())),
+            _ => Err(e),
+        },
+        Err(e) => Err(e),
+    }
+}
+
+/// Says what a model folder is, on disk or built in.
+///
+/// # Errors
+/// As [`inspect`].
+pub fn inspect_folder(folder: &ModelFolder) -> Result<Report> {
+    if !folder.contains(MODEL_INDEX) {
+        return match folder.open_weights("") {
+            Ok(source) => {
+                let mut report = lone(folder.describe(), &source);
+                if let Some(part) = report.parts.first_mut() {
+                    part.class = class_of(folder, "config.json");
+                }
+                Ok(report)
+            }
+            Err(Error::NoWeights { problem, found, .. }) => Ok(other(
+                folder.describe(),
+                format!("a folder with neither a model index nor weights ({problem}): {found}"),
+            )),
+            Err(e) => Err(e),
+        };
+    }
+    let index: serde_json::Map<String, serde_json::Value> = folder.json(MODEL_INDEX)?;
+    let pipeline = index.get("_class_name").and_then(|c| c.as_str()).map(shown);
+    let mut parts = Vec::new();
+    for entry in folder.entries("")? {
+        let Some(component) = entry.strip_suffix('/') else { continue };
+        // Tokenizers and schedulers have no weights; a component that has some must open.
+        let has_weights = |names: Vec<String>| names.iter().any(|n| n.contains(".safetensors") && !n.ends_with('/'));
+        if !folder.entries(component).is_ok_and(has_weights) {
+            continue;
+        }
+        let mut part = Part::new(component, &folder.open_weights(component)?);
+        part.class = class_of(folder, &format!("{component}/config.json"));
+        parts.push(part);
+    }
+    let mut description = "diffusers folder".to_owned();
+    if let Some(class) = &pipeline {
+        description.push_str(&format!(", {class}"));
+    }
+    Ok(Report { path: folder.describe(), kind: Kind::DiffusersFolder, description, pipeline, parts })
+}
+
+/// One file, or its shards.
+fn lone(path: String, source: &Safetensors) -> Report {
+    let part = Part::new("", source);
+    let (kind, form) = match part.files.len() {
+        1 => (Kind::Safetensors, "safetensors file".to_owned()),
+        n => (Kind::ShardedSafetensors, format!("safetensors in {n} shards")),
+    };
+    let description = match &part.model {
+        Some(model) => format!("{form}, looks like {}", model.describe()),
+        None => format!("{form}, model unknown"),
+    };
+    Report { path, kind, description, pipeline: None, parts: vec![part] }
+}
+
+fn other(path: String, description: String) -> Report {
+    Report { path, kind: Kind::Other, description, pipeline: None, parts: Vec::new() }
+}
+
+/// Class that a configuration names, in either library's spelling.
+fn class_of(folder: &ModelFolder, config: &str) -> Option<String> {
+    let config: serde_json::Value = folder.json(config).ok()?;
+    let class = config.get("_class_name").or_else(|| config.get("architectures")?.get(0))?;
+    class.as_str().map(shown)
+}
+
+fn is_index(path: &Path) -> bool {
+    path.to_string_lossy().ends_with(".safetensors.index.json")
+}
+
+fn first_bytes(path: &Path) -> Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    let file = fs::File::open(path).map_err(|e| Error::io("open", path, e))?;
+    file.take(256).read_to_end(&mut bytes).map_err(|e| Error::io("read", path, e))?;
+    Ok((!bytes.is_empty()).then_some(bytes))
+}

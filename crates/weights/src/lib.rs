@@ -1,0 +1,46 @@
+//! Checkpoints of every layout, read with suspicion.
+//!
+//! A file is hostile until its header has been checked: lengths are compared with what is there before anything is
+//! allocated, names are unique, ranges cover the data exactly once. What is wrong is said in one line that names the file.
+//!
+//! - [`Safetensors`] opens one file, shards with an index, or bytes in memory, mapped by default.
+//! - [`ModelFolder`] is a model in the diffusers layout, on disk or built into the program.
+//! - [`Loader`] compares what a model needs with what a source holds, as a whole, and then hands out tensors.
+//! - [`mod@inspect`] says what a file or folder is.
+//! - [`write`](mod@write) makes safetensors files.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use candle_core::{DType, Device};
+//! use weights::{Expected, Loader, Safetensors, write::{TensorData, to_bytes}};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let file = to_bytes(&[TensorData::bf16("proj.weight", &[1, 2], &[0.5, -2.0])], &Default::default())?;
+//! let source = Arc::new(Safetensors::from_bytes(Arc::new(file), "example")?);
+//! let plan = [Expected::new("proj.weight", [1, 2])];
+//! let mut loader = Loader::new(source, &plan, |_| false, DType::F32, &Device::Cpu)?;
+//! assert_eq!(loader.tensor("proj.weight")?.to_vec2::<f32>()?, [[0.5, -2.0]]);
+//! loader.finish()?;
+//! # Ok(())
+//! # }
+//! ```
+
+#![deny(unsafe_code)]
+
+pub mod dtype;
+pub mod error;
+pub mod folder;
+pub mod inspect;
+pub mod loader;
+mod mmap;
+pub mod safetensors;
+pub mod source;
+pub mod write;
+
+pub use dtype::StoredDType;
+pub use error::{Error, Result};
+pub use folder::ModelFolder;
+pub use inspect::inspect;
+pub use loader::{Expected, Loader, LoaderOptions, ValueCheck};
+pub use safetensors::{ReadMode, Safetensors};
+pub use source::{SourceFile, TensorInfo, TensorSource};
