@@ -1,0 +1,181 @@
+//! What this build can do on this machine.
+
+use std::{fmt::Write, fs, num::NonZero, thread};
+
+use anyhow::Context;
+use serde::Serialize;
+
+use crate::{cli::DoctorArgs, demo, failure::Failure, terminal};
+
+/// A model family and the layouts it loads from.
+#[derive(Debug, Serialize)]
+struct Model {
+    name: &'static str,
+    does: &'static str,
+    loads_from: &'static str,
+}
+
+const MODELS: &[Model] = &[Model {
+    name: "FLUX.2 klein 4B and 9B, distilled and base",
+    does: "text to image",
+    loads_from: "a folder in the diffusers layout: safetensors, one file or shards with an index, f32, bf16 or f16",
+}];
+
+/// Everything that `doctor` finds out.
+#[derive(Debug, Serialize)]
+struct Report {
+    version: &'static str,
+    target: &'static str,
+    features: Vec<&'static str>,
+    cpu: Option<String>,
+    simd: Vec<&'static str>,
+    cores: usize,
+    threads: usize,
+    memory_total_bytes: Option<u64>,
+    memory_available_bytes: Option<u64>,
+    cuda_compiled: bool,
+    demonstration_model: &'static str,
+    demonstration_model_bytes: usize,
+    models: &'static [Model],
+    picture_formats: &'static [&'static str],
+}
+
+/// Prints the report.
+///
+/// # Errors
+/// If it cannot be written.
+pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
+    let report = Report::new();
+    let text = if args.json {
+        serde_json::to_string_pretty(&report).context("cannot write the report")? + "\n"
+    } else {
+        report.table()
+    };
+    Ok(terminal::stdout(&text)?)
+}
+
+impl Report {
+    fn new() -> Self {
+        let (memory_total_bytes, memory_available_bytes) = fs::read_to_string("/proc/meminfo")
+            .map_or((None, None), |text| (meminfo_bytes(&text, "MemTotal"), meminfo_bytes(&text, "MemAvailable")));
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            target: env!("TALLOW_TARGET"),
+            features: features(),
+            cpu: fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| cpu_model(&text)),
+            simd: simd(),
+            cores: thread::available_parallelism().map_or(1, NonZero::get),
+            threads: rayon::current_num_threads(),
+            memory_total_bytes,
+            memory_available_bytes,
+            cuda_compiled: cfg!(feature = "cuda"),
+            demonstration_model: demo::NAME,
+            demonstration_model_bytes: demo::size(),
+            models: MODELS,
+            picture_formats: &["png", "jpeg", "webp"],
+        }
+    }
+
+    fn table(&self) -> String {
+        let list = |items: &[&str]| if items.is_empty() { "none".to_owned() } else { items.join(", ") };
+        let bytes = |value: Option<u64>| value.map_or_else(|| "unknown".to_owned(), terminal::bytes);
+        let mut rows = vec![
+            ("tallow", self.version.to_owned()),
+            ("target", self.target.to_owned()),
+            ("features", list(&self.features)),
+            ("cpu", self.cpu.clone().unwrap_or_else(|| "unknown".to_owned())),
+            ("simd", list(&self.simd)),
+            ("cores", self.cores.to_string()),
+            ("threads", format!("{} by default", self.threads)),
+            ("memory", format!("{}, {} available", bytes(self.memory_total_bytes), bytes(self.memory_available_bytes))),
+            ("cuda", if self.cuda_compiled { "compiled in" } else { "not compiled in (feature `cuda`)" }.to_owned()),
+            (
+                "built-in model",
+                format!(
+                    "{}, {}: {}",
+                    self.demonstration_model,
+                    bytes(Some(self.demonstration_model_bytes as u64)),
+                    demo::KNOWS
+                ),
+            ),
+            ("pictures", list(self.picture_formats)),
+        ];
+        rows.extend(
+            self.models
+                .iter()
+                .map(|model| ("model", format!("{}: {}, from {}", model.name, model.does, model.loads_from))),
+        );
+        let mut table = String::new();
+        for (name, value) in rows {
+            let _ = writeln!(table, "{name:<15} {value}");
+        }
+        table
+    }
+}
+
+fn features() -> Vec<&'static str> {
+    let all = [
+        ("cuda", cfg!(feature = "cuda")),
+        ("mkl", cfg!(feature = "mkl")),
+        ("accelerate", cfg!(feature = "accelerate")),
+    ];
+    all.into_iter().filter_map(|(name, on)| on.then_some(name)).collect()
+}
+
+/// Instruction sets that matter to the kernels, as the CPU and the operating system offer them.
+fn simd() -> Vec<&'static str> {
+    #[cfg(target_arch = "x86_64")]
+    let all = [
+        ("avx2", is_x86_feature_detected!("avx2")),
+        ("fma", is_x86_feature_detected!("fma")),
+        ("avx512f", is_x86_feature_detected!("avx512f")),
+        ("avx512bw", is_x86_feature_detected!("avx512bw")),
+        ("avx512bf16", is_x86_feature_detected!("avx512bf16")),
+    ];
+    #[cfg(target_arch = "aarch64")]
+    let all = [
+        ("neon", std::arch::is_aarch64_feature_detected!("neon")),
+        ("dotprod", std::arch::is_aarch64_feature_detected!("dotprod")),
+        ("bf16", std::arch::is_aarch64_feature_detected!("bf16")),
+    ];
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let all: [(&str, bool); 0] = [];
+    all.into_iter().filter_map(|(name, on)| on.then_some(name)).collect()
+}
+
+/// The value of a line such as `MemTotal:  16393872 kB`, in bytes.
+fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The first model name of `/proc/cpuinfo`.
+fn cpu_model(text: &str) -> Option<String> {
+    text.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == "model name").then(|| value.trim().to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proc_files_are_understood() {
+        let meminfo = "MemTotal:       16393872 kB\nMemFree: 1 kB\nMemAvailable: x kB\n";
+        assert_eq!(meminfo_bytes(meminfo, "MemTotal"), Some(16_393_872 * 1024));
+        assert_eq!(meminfo_bytes(meminfo, "MemAvailable"), None);
+        assert_eq!(meminfo_bytes(meminfo, "Mem"), None);
+        assert_eq!(cpu_model("processor\t: 0\nmodel name\t: A CPU @ 2\n").as_deref(), Some("A CPU @ 2"));
+        assert_eq!(cpu_model("processor: 0\n"), None);
+    }
+
+    #[test]
+    fn the_table_has_every_row() {
+        let table = Report::new().table();
+        for name in ["tallow", "target", "cpu", "simd", "memory", "cuda", "built-in model", "model", "pictures"] {
+            assert!(table.lines().any(|line| line.starts_with(name)), "{name} is missing in\n{table}");
+        }
+    }
+}
