@@ -1,0 +1,17 @@
+#!/bin/sh
+# Makes every golden again, in a virtual environment with requirements.txt installed. Usage: make_goldens.sh [OUT_DIR]
+# The pipeline goldens cost a few seconds; everything runs on the CPU in f32.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+out=${1:-$here/../goldens}
+demo=$here/../models/flux2-demo
+export CUDA_VISIBLE_DEVICES=
+mkdir -p "$out"
+cd "$here"
+python golden_transformer.py "$out"
+python golden_text_encoder.py "$out"
+python golden_vae.py "$out" "$demo"
+python golden_tokenizer.py "$out" "$demo"
+python golden_flux2.py "$demo" "$out/flux2-a.safetensors" 'a red circle on a blue background' 7 128 128 4
+python golden_flux2.py "$demo" "$out/flux2-b.safetensors" 'a green triangle to the left of a pink heart on a white background' 11 128 128 4
+python golden_flux2.py "$demo" "$out/flux2-c.safetensors" 'a large yellow star at the top, black background' 3 96 160 6

@@ -1,0 +1,31 @@
+//! What the suites share: goldens, the demonstration model, name tables of published models, and the measures by which
+//! results are compared.
+//!
+//! Goldens and name tables are read and written here by a few lines of their own, not by the crate `weights`: a suite must
+//! not pass because a reader and a writer share a mistake.
+
+#![forbid(unsafe_code)]
+
+mod container;
+mod demo;
+mod golden;
+mod measure;
+mod names;
+
+pub use container::{Container, Stored};
+pub use demo::{DemoCopy, demo};
+pub use golden::Golden;
+pub use measure::{assert_close, assert_same_bits, max_abs, psnr, rel_l2};
+pub use names::{NameTable, published_config};
+
+use std::path::PathBuf;
+
+/// A file or folder of this package.
+pub fn data(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// The library example of the README, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+mod readme {}
