@@ -1,0 +1,10 @@
+//! What the timing programs share: medians, records, the machine, the peer, synthetic models.
+
+#![forbid(unsafe_code)]
+
+pub mod cpu;
+pub mod machine;
+pub mod peer;
+pub mod record;
+pub mod synthetic;
+pub mod timing;
