@@ -24,7 +24,7 @@ use pulp::{Arch, Simd, WithSimd};
 /// 192 keeps a panel of B (24 KiB at 32 columns) and the rows of a tile (9 KiB) in 48 KiB of first-level cache, and
 /// divides the depths of common models. Measured at 768 tokens x 3072 on a Sapphire Rapids core of 178 GFLOP/s:
 /// 143 at 128, 145 at 192, 141 at 256.
-pub(crate) const KC: usize = 256;
+pub(crate) const KC: usize = 192;
 
 /// Columns of a panel of B on this machine: `vectors` (1 or 2) registers wide.
 pub(crate) fn panel_width(vectors: usize) -> usize {
