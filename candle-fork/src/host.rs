@@ -35,11 +35,8 @@ impl HostTensor {
     pub fn new(owner: HostBytes, range: Range<usize>, dtype: DType, shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
         let len = (*owner).as_ref().len();
-        let expected = shape
-            .dims()
-            .iter()
-            .try_fold(dtype.size_in_bytes(), |n, &d| n.checked_mul(d))
-            .unwrap_or(usize::MAX);
+        let expected =
+            shape.dims().iter().try_fold(dtype.size_in_bytes(), |n, &d| n.checked_mul(d)).unwrap_or(usize::MAX);
         if range.start > range.end || range.end > len || range.end - range.start != expected {
             return Err(Error::HostRange { start: range.start, end: range.end, expected, len });
         }
@@ -84,7 +81,8 @@ impl HostTensor {
     /// # Errors
     /// [`Error::Candle`] if candle cannot hold or convert the elements.
     pub fn to_tensor(&self, dtype: DType, device: &Device) -> Result<Tensor> {
-        let raw = Tensor::from_raw_buffer(self.bytes(), self.dtype, self.dims(), device).what("copy of a host tensor")?;
+        let raw =
+            Tensor::from_raw_buffer(self.bytes(), self.dtype, self.dims(), device).what("copy of a host tensor")?;
         if self.dtype == dtype { Ok(raw) } else { raw.to_dtype(dtype).what("conversion of a host tensor") }
     }
 }
