@@ -16,12 +16,12 @@ pub mod rope;
 #[cfg(test)]
 mod testing;
 
-pub use activation::{Activation, gate_residual, silu, swiglu};
+pub use activation::{Activation, gate_residual, residual, silu, swiglu};
 pub use attention::{AttentionMask, attention};
 pub use conv::{ConvParams, conv_nd, conv1d, conv2d, conv3d};
 pub use error::{Error, Result, What};
 pub use host::{HostBytes, HostTensor};
 pub use linear::{LinearWeight, linear};
-pub use norm::{group_norm, layer_norm, layer_norm_modulate, rms_norm};
-pub use resample::{upsample_nearest, upsample_nearest2d};
+pub use norm::{channel_rms_norm, channel_rms_norm_after, group_norm, layer_norm, layer_norm_modulate, rms_norm};
+pub use resample::{interleave2d, upsample_nearest, upsample_nearest2d};
 pub use rope::{rope_half, rope_interleaved};

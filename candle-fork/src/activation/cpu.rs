@@ -9,7 +9,7 @@ use crate::{
     operand::{RowKernel, Rows, for_each_row, packed_rows, read, to_f32_vec},
 };
 
-/// Elements that [`Silu`] takes as one row: any number, since the op knows no axes.
+/// Elements that an op without axes takes as one row: any number.
 const FLAT_ROW: usize = 1024;
 
 struct Silu<'a, T> {
@@ -104,4 +104,30 @@ pub(super) fn gate_residual<T: Element>(x: &Tensor, gate: &Tensor, y: &Tensor) -
         Ok(())
     })?;
     Tensor::from_vec(out, x.dims(), &Device::Cpu).what("result of gate_residual")
+}
+
+struct Residual<'a, T> {
+    x: &'a [T],
+    y: &'a [T],
+}
+
+impl<T: Element> RowKernel<T> for Residual<'_, T> {
+    #[inline(always)]
+    fn row(&self, index: usize, out: &mut [T]) {
+        let (x, y) = (&self.x[index * FLAT_ROW..][..out.len()], &self.y[index * FLAT_ROW..][..out.len()]);
+        for ((out, &x), &y) in out.iter_mut().zip(x).zip(y) {
+            *out = T::round(x.widen() + y.widen());
+        }
+    }
+}
+
+pub(super) fn residual<T: Element>(x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    let x = x.contiguous().what("packing of an operand")?;
+    let y = y.contiguous().what("packing of an operand")?;
+    let mut out = T::zeros(x.elem_count());
+    read("residual", [&x, &y], |[xv, yv]| {
+        for_each_row(&mut out, FLAT_ROW, &Residual::<T> { x: xv.contiguous()?, y: yv.contiguous()? });
+        Ok(())
+    })?;
+    Tensor::from_vec(out, x.dims(), &Device::Cpu).what("result of residual")
 }

@@ -27,3 +27,7 @@ pub(super) fn gate_residual(x: &Tensor, gate: &Tensor, y: &Tensor) -> Result<Ten
     let scaled = y.to_dtype(DType::F32)?.broadcast_mul(&gate)?;
     x.to_dtype(DType::F32)?.add(&scaled)?.to_dtype(x.dtype())
 }
+
+pub(super) fn residual(x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    x.to_dtype(DType::F32)?.add(&y.to_dtype(DType::F32)?)?.to_dtype(x.dtype())
+}

@@ -1,4 +1,4 @@
-//! Activations, and the gated sum that ends a residual branch.
+//! Activations, and the sums that end a residual branch.
 
 use candle_core::Tensor;
 
@@ -125,4 +125,35 @@ pub fn gate_residual(x: &Tensor, gate: &Tensor, y: &Tensor) -> Result<Tensor> {
         return device::gate_residual(x, gate, y).what(OP);
     }
     with_element!(OP, "x", x.dtype(), T => cpu::gate_residual::<T>(x, gate, y))
+}
+
+/// Adds a branch to a residual stream, over all threads.
+///
+/// **Shapes**: x and y alike, of any shape and strides; result of the same shape, contiguous.
+/// **Dtypes**: f32, f16 or bf16, the same; added in f32, rounded once to that dtype.
+/// **Formula**: `x + y`.
+/// **Numerics**: one rounding; the same bits for every number of threads and on every CPU.
+/// **Policy**: none.
+///
+/// # Errors
+/// - [`crate::Error::Shape`] if the shapes differ.
+/// - [`crate::Error::DType`] for other element types, or if they differ.
+/// - [`crate::Error::Argument`] if an operand tracks gradients or is on another device.
+///
+/// # Example
+/// ```
+/// use candle_core::{Device, Tensor};
+/// let x = Tensor::new(&[1f32, 2.0], &Device::Cpu)?;
+/// assert_eq!(candle_fork::residual(&x, &x)?.to_vec1::<f32>()?, [2.0, 4.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn residual(x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    const OP: &str = "residual";
+    check(OP, &[("x", x), ("y", y)])?;
+    check_dtype(OP, "y", y, x)?;
+    check_shape(OP, "y", y, x.dims())?;
+    if !on_cpu(x) {
+        return device::residual(x, y).what(OP);
+    }
+    with_element!(OP, "x", x.dtype(), T => cpu::residual::<T>(x, y))
 }

@@ -79,10 +79,26 @@ fn gate_residual_agrees_with_f64() {
 }
 
 #[test]
+fn residual_agrees_with_f64() {
+    for dtype in DTYPES {
+        for dims in [&[1][..], &[7, 13], &[2, 1024], &[3, 5, 1025]] {
+            let (x, y) = (tensor(dims, dtype, Data::Normal, 1), tensor(dims, dtype, Data::LargeMean, 2));
+            let want: Vec<f64> = to_f64(&x).iter().zip(to_f64(&y)).map(|(x, y)| x + y).collect();
+            for (x, y) in views(&x).iter().zip(views(&y).iter().rev()) {
+                assert_rounded_once(&residual(x, y).unwrap(), &want, &want, 0.0, &format!("{dtype:?} {dims:?}"));
+            }
+            assert_rounded_once(&device::residual(&x, &y).unwrap(), &want, &want, 0.0, "composition");
+            assert_eq!(to_f64(&residual(&x, &x).unwrap()), to_f64(&(&x + &x).unwrap()));
+        }
+    }
+}
+
+#[test]
 fn empty_operands_give_empty_results() {
     let x = Tensor::zeros((2, 0, 4), DType::BF16, &Device::Cpu).unwrap();
     let gate = Tensor::zeros((2, 4), DType::F32, &Device::Cpu).unwrap();
     assert_eq!(silu(&x).unwrap().dims(), [2, 0, 4]);
+    assert_eq!(residual(&x, &x).unwrap().dims(), [2, 0, 4]);
     assert_eq!(swiglu(&x).unwrap().dims(), [2, 0, 2]);
     assert_eq!(gate_residual(&x, &gate, &x).unwrap().dims(), [2, 0, 4]);
     let none = Tensor::zeros((2, 3, 0), DType::F32, &Device::Cpu).unwrap();
@@ -101,6 +117,8 @@ fn bad_operands_are_errors() {
     assert!(matches!(gate_residual(&x, &gate, &x.narrow(1, 0, 2).unwrap()), Err(Error::Shape { operand: "y", .. })));
     let half = x.to_dtype(DType::F16).unwrap();
     assert!(matches!(gate_residual(&x, &gate, &half), Err(Error::DType { operand: "y", .. })));
+    assert!(matches!(residual(&x, &gate), Err(Error::Shape { operand: "y", .. })));
+    assert!(matches!(residual(&x, &half), Err(Error::DType { operand: "y", .. })));
     let tracked = Var::from_tensor(&x).unwrap();
     assert!(matches!(silu(&tracked), Err(Error::Argument { .. })));
 }

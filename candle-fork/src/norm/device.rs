@@ -53,3 +53,22 @@ pub(super) fn layer_norm_modulate(x: &Tensor, shift: &Tensor, scale: &Tensor, ep
     let scaled = normal.broadcast_mul(&(per_batch(scale)? + 1.0)?)?;
     scaled.broadcast_add(&per_batch(shift)?)?.to_dtype(x.dtype())
 }
+
+pub(super) fn channel_rms_norm(
+    past: Option<&Tensor>,
+    x: &Tensor,
+    gamma: &Tensor,
+    activation: Activation,
+) -> Result<Tensor> {
+    let channels = x.dim(1)?;
+    let mut per_channel = vec![1; x.rank()];
+    per_channel[1] = channels;
+    let wide = x.to_dtype(DType::F32)?;
+    let norm = wide.sqr()?.sum_keepdim(1)?.sqrt()?.maximum(1e-12f32)?;
+    let scale = (gamma.to_dtype(DType::F32)?.reshape(per_channel)? * (channels as f64).sqrt())?;
+    let y = activate(activation, wide.broadcast_div(&norm)?.broadcast_mul(&scale)?)?.to_dtype(x.dtype())?;
+    match past {
+        Some(past) => Tensor::cat(&[past, &y], 2),
+        None => Ok(y),
+    }
+}

@@ -6,9 +6,10 @@ use crate::{
     activation::Activation,
     element::with_element,
     error::{Error, Result, What},
-    operand::{check, check_shape, on_cpu, shape_error, to_f32_vec},
+    operand::{check, check_dtype, check_shape, on_cpu, shape_error, to_f32_vec},
 };
 
+mod channels;
 mod device;
 mod groups;
 mod moments;
@@ -215,4 +216,96 @@ pub fn layer_norm_modulate(x: &Tensor, shift: &Tensor, scale: &Tensor, eps: f64)
     factors.iter_mut().for_each(|s| *s += 1.0);
     let affine = rows::Affine { scale: factors, shift: to_f32_vec(shift)?, rows_per_batch: rows };
     with_element!(OP, "x", x.dtype(), T => rows::layer_norm::<T>(x, n, &affine, eps))
+}
+
+/// RMS norm over the channels of each position, with an activation, rounded once.
+///
+/// [`channel_rms_norm_after`] without a past; see there for everything else.
+///
+/// # Errors
+/// As [`channel_rms_norm_after`].
+///
+/// # Example
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_fork::{Activation, channel_rms_norm};
+/// // Two channels of two positions: (3, 4) and nothing.
+/// let x = Tensor::new(&[[[3f32, 0.0], [4.0, 0.0]]], &Device::Cpu)?;
+/// let gamma = Tensor::new(&[5f32, 10.0], &Device::Cpu)?;
+/// let y = channel_rms_norm(&x, &gamma, Activation::None)?.to_vec3::<f32>()?;
+/// let root = 2f32.sqrt();
+/// assert!((y[0][0][0] - 3.0 * root).abs() < 1e-5 && (y[0][1][0] - 8.0 * root).abs() < 1e-5);
+/// assert_eq!([y[0][0][1], y[0][1][1]], [0.0, 0.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn channel_rms_norm(x: &Tensor, gamma: &Tensor, activation: Activation) -> Result<Tensor> {
+    channel_rms_norm_after(None, x, gamma, activation)
+}
+
+/// RMS norm over the channels of each position, with an activation, written behind what came before: the input of a
+/// causal convolution in one pass.
+///
+/// **Shapes**: x `[N, C, T, ..]`, past `[N, C, P, ..]`, gamma `[C]` or `[C, 1, ..]`; result `[N, C, P + T, ..]`,
+/// contiguous. x and past are copied first if not contiguous.
+/// **Dtypes**: x f32, f16 or bf16, past the same; gamma any of these; computed in f32, rounded once to x's dtype. The
+/// elements of past are copied.
+/// **Formula**: `activation(x / max(norm(x), 1e-12) * sqrt(C) * gamma)` with the Euclidean norm over the channels of one
+/// position (`Wan-Video/Wan2.1: wan/modules/vae.py`, `RMS_norm`). All-zero channels give 0. There is no epsilon inside of
+/// the root and no mean.
+/// **Numerics**: squares summed 16 channels at a time; within 2e-6 of the exact value (relative, before the activation) while they stay inside of
+/// f32's range, that is for magnitudes from 1e-18 to 1e18. A position's bits depend on nothing but its channels: not on
+/// the other positions, nor on the number of threads. The same bits on every CPU.
+/// **Policy**: none.
+///
+/// # Errors
+/// - [`Error::Shape`] if x has less than three axes, past differs from x in another axis than the third, or gamma is not
+///   `[C]` but for axes of extent 1.
+/// - [`Error::Argument`] if an operand tracks gradients or is on another device.
+/// - [`Error::DType`] for other element types, or if past's differs from x's.
+///
+/// # Example
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_fork::{Activation, channel_rms_norm_after};
+/// let (past, x) = (Tensor::new(&[[[7f32, 8.0]]], &Device::Cpu)?, Tensor::new(&[[[-5f32]]], &Device::Cpu)?);
+/// let gamma = Tensor::ones(1, DType::F32, &Device::Cpu)?;
+/// let y = channel_rms_norm_after(Some(&past), &x, &gamma, Activation::None)?;
+/// assert_eq!(y.to_vec3::<f32>()?, [[[7.0, 8.0, -1.0]]]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn channel_rms_norm_after(
+    past: Option<&Tensor>,
+    x: &Tensor,
+    gamma: &Tensor,
+    activation: Activation,
+) -> Result<Tensor> {
+    const OP: &str = "channel_rms_norm";
+    check(OP, &[("x", x), ("gamma", gamma)])?;
+    let &[_, channels, frames, ref inner @ ..] = x.dims() else {
+        return Err(shape_error(OP, "x", x, "[N, C, T, ..]"));
+    };
+    if gamma.dims().first() != Some(&channels) || gamma.elem_count() != channels {
+        return Err(shape_error(OP, "gamma", gamma, format!("[{channels}]")));
+    }
+    let mut dims = x.dims().to_vec();
+    if let Some(past) = past {
+        check(OP, &[("x", x), ("past", past)])?;
+        check_dtype(OP, "past", past, x)?;
+        let fits = past.rank() == x.rank() && (0..x.rank()).all(|axis| axis == 2 || past.dims()[axis] == dims[axis]);
+        if !fits {
+            return Err(shape_error(OP, "past", past, format!("{dims:?} but for the third extent")));
+        }
+        dims[2] += past.dims()[2];
+    }
+    if !on_cpu(x) {
+        return device::channel_rms_norm(past, x, gamma, activation).what(OP);
+    }
+    let inner: usize = inner.iter().product();
+    let problem = channels::Problem {
+        lead: (dims[2] - frames) * inner,
+        extent: frames * inner,
+        weight: to_f32_vec(gamma)?,
+        activation,
+    };
+    with_element!(OP, "x", x.dtype(), T => channels::channel_rms_norm::<T>(past, x, dims, &problem))
 }

@@ -63,3 +63,20 @@ pub fn layer_norm<'a>(
     }
     y
 }
+
+/// RMS norm over the channels of x `[N, channels, extent]`: divided by the Euclidean norm, at least 1e-12, times the root
+/// of their number.
+pub fn channel_rms_norm(x: &[f64], extent: usize, gamma: &[f64], activation: Activation) -> Vec<f64> {
+    let channels = gamma.len();
+    let mut y = vec![0.0; x.len()];
+    for (x, y) in x.chunks_exact(channels * extent).zip(y.chunks_exact_mut(channels * extent)) {
+        for position in 0..extent {
+            let norm = (0..channels).map(|c| x[c * extent + position].powi(2)).sum::<f64>().sqrt().max(1e-12);
+            for (c, gamma) in gamma.iter().enumerate() {
+                let at = c * extent + position;
+                y[at] = activate(activation, x[at] / norm * (channels as f64).sqrt() * gamma);
+            }
+        }
+    }
+    y
+}

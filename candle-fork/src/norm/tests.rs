@@ -99,6 +99,100 @@ fn rms_norm_agrees_with_f64() {
 }
 
 #[test]
+fn channel_rms_norm_agrees_with_f64() {
+    // Below, at and above the blocks of positions and of 16 channels; more channels than a block has room for.
+    let shapes: [&[usize]; 7] = [
+        &[1, 1, 1],
+        &[2, 3, 5],
+        &[1, 16, 1, 8, 8],
+        &[2, 17, 3, 5, 7],
+        &[1, 96, 2, 33, 35],
+        &[1, 65, 1025],
+        &[1, 2049, 3],
+    ];
+    for dtype in DTYPES {
+        for data in [Data::Normal, Data::LargeMean, Data::Scaled(1e15), Data::Scaled(1e-15), Data::Sparse] {
+            for dims in shapes.into_iter().filter(|_| representable(dtype, data)) {
+                let x = tensor(dims, dtype, data, 1);
+                let mut gamma_dims = vec![dims[1]];
+                gamma_dims.resize(dims.len() - 1, 1);
+                let gamma = tensor(&gamma_dims, DType::BF16, Data::Normal, 2);
+                let past_dims: Vec<_> = dims.iter().enumerate().map(|(i, &n)| if i == 2 { 2 } else { n }).collect();
+                let past = tensor(&past_dims, dtype, Data::LargeMean, 3);
+                let extent = dims[2..].iter().product();
+                for activation in [Activation::None, Activation::Silu] {
+                    let formula =
+                        |activation| reference::channel_rms_norm(&to_f64(&x), extent, &to_f64(&gamma), activation);
+                    let want = formula(activation);
+                    // SiLU of a large negative number multiplies relative errors by that number.
+                    let silu = |(y, x): (&f64, &f64)| y * (1.0 + x.abs());
+                    let terms: Vec<f64> = match activation {
+                        Activation::None => want.clone(),
+                        Activation::Silu => want.iter().zip(&formula(Activation::None)).map(silu).collect(),
+                    };
+                    let case = format!("{dtype:?} {data:?} {dims:?} {activation:?}");
+                    for x in views(&x) {
+                        let y = channel_rms_norm(&x, &gamma, activation).unwrap();
+                        assert_rounded_once(&y, &want, &terms, 2e-6, &case);
+                        let after = channel_rms_norm_after(Some(&past), &x, &gamma, activation).unwrap();
+                        assert_eq!(to_f64(&after), to_f64(&Tensor::cat(&[&past, &y], 2).unwrap()), "{case}");
+                    }
+                    if data == Data::Normal && activation == Activation::None {
+                        let composed = device::channel_rms_norm(None, &x, &gamma, activation).unwrap();
+                        assert_rounded_once(&composed, &want, &want, 2e-6, &format!("composition {case}"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn positions_without_anything_stay_empty_and_nan_stays_at_its_position() {
+    for dtype in DTYPES {
+        let mut values = vec![0f32; 3 * 4];
+        values[1] = f32::NAN;
+        values[2] = 2.0;
+        let x = Tensor::from_vec(values, (1, 3, 4), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+        let gamma = Tensor::ones(3, DType::F32, &Device::Cpu).unwrap();
+        let y = to_f64(&channel_rms_norm(&x, &gamma, Activation::Silu).unwrap());
+        for (i, y) in y.iter().enumerate() {
+            match i % 4 {
+                1 => assert!(y.is_nan()),
+                2 if i == 2 => assert!(*y > 1.0),
+                _ => assert_eq!(*y, 0.0),
+            }
+        }
+    }
+}
+
+#[test]
+fn channel_rms_norm_refuses_what_does_not_fit() {
+    let x = tensor(&[1, 4, 3, 5], DType::F32, Data::Normal, 1);
+    let gamma = tensor(&[4], DType::F32, Data::Normal, 2);
+    let after = |past: &Tensor| channel_rms_norm_after(Some(past), &x, &gamma, Activation::None);
+    for dims in [&[1, 4, 3][..], &[1, 3, 2, 5], &[2, 4, 2, 5], &[1, 4, 2, 6]] {
+        let past = tensor(dims, DType::F32, Data::Normal, 3);
+        assert!(matches!(after(&past), Err(Error::Shape { operand: "past", .. })), "{dims:?}");
+    }
+    let past = tensor(&[1, 4, 2, 5], DType::BF16, Data::Normal, 3);
+    assert!(matches!(after(&past), Err(Error::DType { operand: "past", .. })));
+    for dims in [&[5][..], &[1, 4], &[4, 2]] {
+        let gamma = tensor(dims, DType::F32, Data::Normal, 3);
+        let result = channel_rms_norm(&x, &gamma, Activation::None);
+        assert!(matches!(result, Err(Error::Shape { operand: "gamma", .. })), "{dims:?}");
+    }
+    let flat = tensor(&[4, 4], DType::F32, Data::Normal, 1);
+    assert!(matches!(channel_rms_norm(&flat, &gamma, Activation::None), Err(Error::Shape { operand: "x", .. })));
+    let none = Tensor::zeros((0, 4, 3, 5), DType::F16, &Device::Cpu).unwrap();
+    assert_eq!(channel_rms_norm(&none, &gamma, Activation::None).unwrap().dims(), [0, 4, 3, 5]);
+    let none = Tensor::zeros((1, 4, 0, 5), DType::F32, &Device::Cpu).unwrap();
+    let past = tensor(&[1, 4, 2, 5], DType::F32, Data::Normal, 3);
+    let y = channel_rms_norm_after(Some(&past), &none, &gamma, Activation::None).unwrap();
+    assert_eq!(to_f64(&y), to_f64(&past));
+}
+
+#[test]
 fn layer_norms_agree_with_f64() {
     for dtype in DTYPES {
         for (data, eps) in KINDS.into_iter().filter(|k| representable(dtype, k.0) && k.1 > 0.0) {
@@ -163,6 +257,9 @@ fn bits_do_not_depend_on_the_number_of_threads() {
     let weight = tensor(&[151], DType::F32, Data::Normal, 2);
     assert_same_bits_for_all_thread_counts(|| rms_norm(&rows, &weight, 1e-6).unwrap());
     assert_same_bits_for_all_thread_counts(|| layer_norm(&rows, Some(&weight), None, 1e-6).unwrap());
+    let video = tensor(&[2, 33, 3, 19, 23], DType::F32, Data::Normal, 1);
+    let gamma = tensor(&[33], DType::F32, Data::Normal, 2);
+    assert_same_bits_for_all_thread_counts(|| channel_rms_norm(&video, &gamma, Activation::Silu).unwrap());
 }
 
 #[test]

@@ -49,3 +49,35 @@ pub(super) fn upsample_nearest<T: Element, const D: usize>(
     })?;
     Tensor::from_vec(out, out_dims, &Device::Cpu).what("result of upsample_nearest")
 }
+
+struct Interleave<'a, T> {
+    parts: [&'a [T]; 4],
+}
+
+impl<T: Element> RowKernel<T> for Interleave<'_, T> {
+    #[inline(always)]
+    fn row(&self, index: usize, out: &mut [T]) {
+        // Rows of the parts are half as long and half as many, so the index of a part's row is that of the pair.
+        let (pair, a, w) = (index / 2, index % 2, out.len() / 2);
+        let (left, right) = (&self.parts[2 * a][pair * w..][..w], &self.parts[2 * a + 1][pair * w..][..w]);
+        for ((y, &left), &right) in out.as_chunks_mut::<2>().0.iter_mut().zip(left).zip(right) {
+            *y = [left, right];
+        }
+    }
+}
+
+pub(super) fn interleave2d<T: Element>(parts: &[Tensor; 4], dims: Vec<usize>) -> Result<Tensor> {
+    let mut packed = parts.clone();
+    for part in &mut packed {
+        *part = part.contiguous().what("packing of an operand")?;
+    }
+    let mut out = T::zeros(dims.iter().product());
+    if !out.is_empty() {
+        read("interleave2d", packed.each_ref(), |[a, b, c, d]| {
+            let parts = [a.contiguous()?, b.contiguous()?, c.contiguous()?, d.contiguous()?];
+            for_each_row(&mut out, dims[dims.len() - 1], &Interleave::<T> { parts });
+            Ok(())
+        })?;
+    }
+    Tensor::from_vec(out, dims, &Device::Cpu).what("result of interleave2d")
+}

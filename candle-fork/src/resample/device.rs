@@ -12,3 +12,11 @@ pub(super) fn upsample_nearest(x: &Tensor, out_dims: &[usize], factors: &[usize]
     }
     x.reshape(split)?.broadcast_as(repeated)?.reshape(out_dims)
 }
+
+pub(super) fn interleave2d(parts: &[Tensor; 4], dims: Vec<usize>) -> Result<Tensor> {
+    // [.., H, W, b], then [.., H, a, W b].
+    let rank = dims.len();
+    let pair = |left: &Tensor, right: &Tensor| Tensor::stack(&[left, right], rank)?.flatten_from(rank - 1);
+    let rows = [pair(&parts[0], &parts[1])?, pair(&parts[2], &parts[3])?];
+    Tensor::stack(&rows, rank - 1)?.reshape(dims)
+}

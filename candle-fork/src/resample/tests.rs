@@ -25,6 +25,36 @@ proptest! {
 }
 
 #[test]
+fn interleaving_puts_every_pixel_at_its_parity() {
+    for dtype in DTYPES {
+        for dims in [&[1, 1][..], &[3, 5], &[2, 3, 4, 7], &[1, 2, 3, 129, 131]] {
+            let parts: [Tensor; 4] = std::array::from_fn(|i| tensor(dims, dtype, Data::Normal, i as u64));
+            let values = parts.each_ref().map(to_f64);
+            let (h, w) = (dims[dims.len() - 2], dims[dims.len() - 1]);
+            for view in 0..views(&parts[0]).len() {
+                let y = interleave2d(&parts.each_ref().map(|part| views(part)[view].clone())).unwrap();
+                assert_eq!(&y.dims()[y.rank() - 2..], [2 * h, 2 * w]);
+                for (index, got) in to_f64(&y).into_iter().enumerate() {
+                    let (image, y, x) = (index / (4 * h * w), index / (2 * w) % (2 * h), index % (2 * w));
+                    assert_eq!(got, values[y % 2 * 2 + x % 2][(image * h + y / 2) * w + x / 2]);
+                }
+                assert_eq!(to_f64(&y), to_f64(&device::interleave2d(&parts, y.dims().to_vec()).unwrap()));
+            }
+        }
+    }
+    let x = tensor(&[2, 3], DType::F32, Data::Normal, 1);
+    let other = tensor(&[3, 2], DType::F32, Data::Normal, 1);
+    let mixed = [x.clone(), x.clone(), x.clone(), other];
+    assert!(matches!(interleave2d(&mixed), Err(Error::Shape { operand: "part", .. })));
+    let half = [x.clone(), x.clone(), x.clone(), x.to_dtype(DType::F16).unwrap()];
+    assert!(matches!(interleave2d(&half), Err(Error::DType { operand: "part", .. })));
+    let flat = x.get(0).unwrap();
+    assert!(matches!(interleave2d(&[0; 4].map(|_| flat.clone())), Err(Error::Shape { .. })));
+    let none = Tensor::zeros((2, 0, 3), DType::F32, &Device::Cpu).unwrap();
+    assert_eq!(interleave2d(&[0; 4].map(|_| none.clone())).unwrap().dims(), [2, 0, 6]);
+}
+
+#[test]
 fn images_and_signals() {
     for factor in 1..5 {
         let x = tensor(&[2, 3, 61, 67], DType::F32, Data::Normal, 1);
