@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, io};
 
-use crate::{dtype::StoredDType, loader::PlanReport, safetensors::HeaderError};
+use crate::{dtype::StoredDType, loader::PlanReport, pth::PthError, safetensors::HeaderError};
 
 /// What went wrong with a checkpoint or a model folder.
 ///
@@ -45,6 +45,14 @@ pub enum Error {
         file: String,
         /// What is wrong.
         problem: Box<HeaderError>,
+    },
+    /// The file is no PyTorch checkpoint, or a damaged or hostile one.
+    #[error("{file}: {problem}")]
+    Pth {
+        /// File.
+        file: String,
+        /// What is wrong.
+        problem: Box<PthError>,
     },
     /// A small text file is larger than any real one.
     #[error("{file} has {bytes} bytes, more than the {limit} that are read at once")]

@@ -4,6 +4,7 @@
 //! allocated, names are unique, ranges cover the data exactly once. What is wrong is said in one line that names the file.
 //!
 //! - [`Safetensors`] opens one file, shards with an index, or bytes in memory, mapped by default.
+//! - [`Pth`] reads PyTorch checkpoints without running their pickles; [`open()`] takes a file of either format.
 //! - [`ModelFolder`] is a model in the diffusers layout, on disk or built into the program.
 //! - [`Loader`] compares what a model needs with what a source holds, as a whole, and then hands out tensors.
 //! - [`mod@inspect`] says what a file or folder is.
@@ -33,6 +34,8 @@ pub mod folder;
 pub mod inspect;
 pub mod loader;
 mod mmap;
+pub mod open;
+pub mod pth;
 pub mod safetensors;
 pub mod source;
 pub mod write;
@@ -42,5 +45,7 @@ pub use error::{Error, Result};
 pub use folder::ModelFolder;
 pub use inspect::inspect;
 pub use loader::{Expected, Loader, LoaderOptions, ValueCheck};
+pub use open::open;
+pub use pth::Pth;
 pub use safetensors::{ReadMode, Safetensors};
 pub use source::{SourceFile, TensorInfo, TensorSource};

@@ -14,6 +14,7 @@ use crate::{
     dtype::StoredDType,
     error::{Error, Result, shown},
     folder::{MODEL_INDEX, ModelFolder},
+    pth::{MAGIC, Pth, PthError},
     safetensors::{Safetensors, sniff},
     source::{SourceFile, TensorInfo, TensorSource},
 };
@@ -27,6 +28,8 @@ pub enum Kind {
     Safetensors,
     /// Several safetensors files with an index.
     ShardedSafetensors,
+    /// A PyTorch checkpoint.
+    PyTorch,
     /// A folder in the diffusers layout.
     DiffusersFolder,
     /// A file or folder that is something else; [`Report::description`] says what.
@@ -129,20 +132,28 @@ impl Part {
     }
 }
 
-/// Says what `path` is: a safetensors file, an index, a folder with either, or a folder in the diffusers layout. Something
-/// else is described as far as its first bytes tell.
+/// Says what `path` is: a safetensors file, an index, a folder with either, a folder in the diffusers layout, or a PyTorch
+/// checkpoint. Something else is described as far as its first bytes tell.
 ///
 /// # Errors
 /// [`Error::Io`] if it cannot be read; every error of [`Safetensors::open`] for a safetensors file that is damaged, also
-/// when it is one component of several.
+/// when it is one component of several; those of [`Pth::open`] for a zip archive.
 pub fn inspect(path: impl AsRef<Path>) -> Result<Report> {
     let path = path.as_ref();
     let meta = fs::metadata(path).map_err(|e| Error::io("open", path, e))?;
     if meta.is_dir() {
         return inspect_folder(&ModelFolder::Disk(path.to_path_buf()));
     }
+    // A pipe would wait for ever.
+    if meta.is_file() && first_bytes(path)?.is_some_and(|bytes| bytes.starts_with(MAGIC)) {
+        return match Pth::open(path) {
+            Ok(source) => Ok(lone(path.display().to_string(), &source, Kind::PyTorch)),
+            Err(Error::Pth { file, problem }) if *problem == PthError::NoPickle => Ok(other(file, problem.to_string())),
+            Err(e) => Err(e),
+        };
+    }
     match Safetensors::open(path) {
-        Ok(source) => Ok(lone(path.display().to_string(), &source)),
+        Ok(source) => Ok(lone(path.display().to_string(), &source, Kind::Safetensors)),
         Err(Error::OtherFormat { file, found }) => Ok(other(file, found.to_owned())),
         // A JSON file that is not an index.
         Err(e @ Error::Json { .. }) => match first_bytes(path)?.as_deref().and_then(sniff) {
@@ -161,7 +172,7 @@ pub fn inspect_folder(folder: &ModelFolder) -> Result<Report> {
     if !folder.contains(MODEL_INDEX) {
         return match folder.open_weights("") {
             Ok(source) => {
-                let mut report = lone(folder.describe(), &source);
+                let mut report = lone(folder.describe(), &source, Kind::Safetensors);
                 if let Some(part) = report.parts.first_mut() {
                     part.class = class_of(folder, "config.json");
                 }
@@ -195,12 +206,13 @@ pub fn inspect_folder(folder: &ModelFolder) -> Result<Report> {
     Ok(Report { path: folder.describe(), kind: Kind::DiffusersFolder, description, pipeline, parts })
 }
 
-/// One file, or its shards.
-fn lone(path: String, source: &Safetensors) -> Report {
+/// One file of that kind, or the shards of one.
+fn lone(path: String, source: &dyn TensorSource, kind: Kind) -> Report {
     let part = Part::new("", source);
-    let (kind, form) = match part.files.len() {
-        1 => (Kind::Safetensors, "safetensors file".to_owned()),
-        n => (Kind::ShardedSafetensors, format!("safetensors in {n} shards")),
+    let (kind, form) = match (kind, part.files.len()) {
+        (Kind::Safetensors, n) if n != 1 => (Kind::ShardedSafetensors, format!("safetensors in {n} shards")),
+        (Kind::PyTorch, _) => (kind, "PyTorch checkpoint".to_owned()),
+        _ => (kind, "safetensors file".to_owned()),
     };
     let description = match &part.model {
         Some(model) => format!("{form}, looks like {}", model.describe()),

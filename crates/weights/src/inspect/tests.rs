@@ -258,7 +258,9 @@ fn other_things_are_described() {
         assert!(report.description.contains(word), "{name}: {}", report.description);
     };
     check("m.gguf", b"GGUF\x03\0\0\0aaaaaaaaaaaaaaa", "GGUF");
-    check("m.pth", b"PK\x03\x04\0\0\0\0\0\0", "PyTorch");
+    // An archive without members.
+    check("m.zip", &[&b"PK\x03\x04PK\x05\x06"[..], &[0; 12], &[4, 0, 0, 0, 0, 0]].concat(), "not a PyTorch checkpoint");
+    check("m.pth", b"\x80\x02\x8a\nl\xfc\x9c", "old PyTorch checkpoint");
     check("config.json", b"{\"hidden_size\": 3}", "JSON");
     check("m.safetensors", b"version https://git-lfs.github.com/spec/v1", "Git LFS");
     let report = inspect(dir.path()).map(|r| r.description);
@@ -270,6 +272,23 @@ fn other_things_are_described() {
     assert!(matches!(inspect(empty.path().join("none")), Err(Error::Io { .. })));
     fs::write(empty.path().join("x.safetensors.index.json"), "{}").unwrap();
     assert!(matches!(inspect(empty.path().join("x.safetensors.index.json")), Err(Error::Json { .. })));
+}
+
+#[test]
+fn pytorch_checkpoints_are_inspected() {
+    let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let report = inspect(data.join("flat.pth")).unwrap();
+    assert_eq!((report.kind, report.tensors()), (Kind::PyTorch, 16));
+    assert_eq!(report.description, "PyTorch checkpoint, model unknown");
+    let report = inspect(data.join("lora.pth")).unwrap();
+    assert_eq!(report.description, "PyTorch checkpoint, looks like LoRA or similar adapter (rank 4), kohya names");
+    let foreign = inspect(data.join("module.pth")).unwrap_err().to_string();
+    assert!(foreign.contains("module.pth") && foreign.contains("torch.nn.modules.linear.Linear"), "{foreign}");
+    let dir = TempDir::new().unwrap();
+    let cut = dir.path().join("cut.pth");
+    fs::write(&cut, &fs::read(data.join("flat.pth")).unwrap()[..2000]).unwrap();
+    let text = inspect(&cut).unwrap_err().to_string();
+    assert!(text.contains("cut.pth") && text.contains("truncated download"), "{text}");
 }
 
 #[test]

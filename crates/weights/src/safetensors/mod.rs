@@ -209,7 +209,7 @@ impl TensorSource for Safetensors {
 }
 
 /// The bytes of a regular file.
-fn read_file(path: &Path, mode: ReadMode) -> Result<HostBytes> {
+pub(crate) fn read_file(path: &Path, mode: ReadMode) -> Result<HostBytes> {
     let meta = regular(path)?;
     let mut file = fs::File::open(path).map_err(|e| Error::io("open", path, e))?;
     // An empty file cannot be mapped everywhere; its message comes from the parser.
@@ -238,7 +238,7 @@ pub(crate) fn read_small(path: &Path, limit: u64) -> Result<Vec<u8>> {
 }
 
 /// Opening a pipe would wait for ever, and a device has no end: look before opening.
-fn regular(path: &Path) -> Result<fs::Metadata> {
+pub(crate) fn regular(path: &Path) -> Result<fs::Metadata> {
     let meta = fs::metadata(path).map_err(|e| Error::io("open", path, e))?;
     if meta.is_file() {
         Ok(meta)
