@@ -89,19 +89,14 @@ fn over_white(picture: DynamicImage) -> Vec<u8> {
     if !picture.color().has_alpha() {
         return picture.into_rgb8().into_raw();
     }
-    let blend = |x: u8, alpha: u8| {
-        let (x, alpha) = (u32::from(x), u32::from(alpha));
-        // At most 255.
-        ((x * alpha + 255 * (255 - alpha) + 127) / 255) as u8
-    };
-    picture
-        .into_rgba8()
-        .pixels()
-        .flat_map(|pixel| {
-            let [r, g, b, alpha] = pixel.0;
-            [blend(r, alpha), blend(g, alpha), blend(b, alpha)]
-        })
-        .collect()
+    picture.into_rgba8().pixels().flat_map(|pixel| over_white_pixel(pixel.0)).collect()
+}
+
+/// A pixel of red, green, blue and alpha, laid over white.
+pub(crate) fn over_white_pixel([r, g, b, alpha]: [u8; 4]) -> [u8; 3] {
+    let alpha = u32::from(alpha);
+    // At most 255.
+    [r, g, b].map(|x| ((u32::from(x) * alpha + 255 * (255 - alpha) + 127) / 255) as u8)
 }
 
 /// Whether the marker that ends a JPEG picture is there. Segments are stepped over by their lengths, since a preview

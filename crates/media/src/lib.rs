@@ -1,7 +1,8 @@
-//! Pixels and picture files.
+//! Pixels, picture files and video files.
 //!
 //! [`Rgb8`] is a picture in memory, [`encode`] and [`decode`] carry it to and from PNG, JPEG and WebP, and
-//! [`OutputFile`] is a file that appears only when it is complete.
+//! [`OutputFile`] is a file that appears only when it is complete. [`VideoWriter`] and [`VideoReader`] carry pictures to
+//! and from videos one by one ([`video`] describes the formats).
 //!
 //! ```
 //! use std::io::Write;
@@ -33,6 +34,7 @@ mod format;
 mod output;
 mod png_text;
 mod rgb8;
+pub mod video;
 
 pub use decode::{MAX_FILE_BYTES, MAX_PIXELS, decode, decode_file};
 pub use encode::encode;
@@ -41,3 +43,4 @@ pub use format::ImageFormat;
 pub use output::OutputFile;
 pub use png_text::read_png_text;
 pub use rgb8::Rgb8;
+pub use video::{FrameRate, VideoFormat, VideoOptions, VideoReader, VideoWriter, open_video};

@@ -85,6 +85,17 @@ impl OutputFile {
         &self.path
     }
 
+    /// A nameless file for parts that are to be written later, on the disk that the file itself goes to; it goes away
+    /// with its handle, also when the process is killed.
+    #[cfg(feature = "mp4")]
+    pub(crate) fn scratch(&self) -> Result<File> {
+        let scratch = match &self.writer {
+            Writer::Beside { target, .. } => tempfile::tempfile_in(folder_of(target)),
+            Writer::Direct(_) => tempfile::tempfile(),
+        };
+        scratch.map_err(|source| Error::Write { path: self.path.clone(), source })
+    }
+
     /// Brings what was written to the disk and the file to its place, replacing an older one in one step.
     ///
     /// # Errors
@@ -138,7 +149,7 @@ fn open_device(path: &Path) -> io::Result<File> {
 }
 
 /// The folder that a file lies in; `.` for a bare name.
-fn folder_of(path: &Path) -> &Path {
+pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if folder != OsStr::new("") => folder,
         _ => Path::new("."),
