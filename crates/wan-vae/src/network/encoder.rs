@@ -1,0 +1,93 @@
+//! From pixels to latents.
+
+use candle_core::Tensor;
+
+use super::{Tick, middle::Middle};
+use crate::{
+    architecture::{Architecture, Network},
+    error::Result,
+    layers::{AvgDown, Builder, CausalConv3d, Downsample, Norm, Pointwise, ResidualBlock, Slots, patchify},
+    plan::Names,
+};
+
+#[derive(Debug)]
+struct Stage {
+    blocks: Vec<ResidualBlock>,
+    downsample: Option<Downsample>,
+    shortcut: Option<AvgDown>,
+}
+
+/// The encoder with the half of the convolution behind it that gives the mean.
+#[derive(Debug)]
+pub(crate) struct Encoder {
+    conv_in: CausalConv3d,
+    stages: Vec<Stage>,
+    middle: Middle,
+    norm_out: Norm,
+    conv_out: CausalConv3d,
+    quant: Pointwise,
+    patch_size: usize,
+    slots: usize,
+}
+
+impl Encoder {
+    /// `architecture` is validated.
+    pub(crate) fn load(builder: &mut Builder<'_>, architecture: &Architecture, network: &Network) -> Result<Self> {
+        let mut stages = Vec::new();
+        let mut input = network.base;
+        for (stage, names) in network.stages.iter().zip(&Names::encoder(network, architecture.residual)) {
+            let mut blocks = Vec::new();
+            for (block, name) in stage.blocks.iter().zip(&names.blocks) {
+                blocks.push(ResidualBlock::load(builder, name, block.shortcut)?);
+            }
+            let downsample = match stage.resample {
+                Some(resample) => Some(Downsample::load(builder, &names.resample, resample.temporal)?),
+                None => None,
+            };
+            input = stage.output(input);
+            let (ft, fs) = (stage.temporal_factor(), stage.spatial_factor());
+            let shortcut = architecture.residual.then_some(AvgDown { output: input, ft, fs });
+            stages.push(Stage { blocks, downsample, shortcut });
+        }
+        Ok(Self {
+            conv_in: CausalConv3d::load(builder, "encoder.conv_in")?,
+            stages,
+            middle: Middle::load(builder, "encoder.mid_block")?,
+            norm_out: Norm::load(builder, "encoder.norm_out")?,
+            conv_out: CausalConv3d::load(builder, "encoder.conv_out")?,
+            quant: Pointwise::load(builder, "quant_conv")?.first(architecture.z_dim)?,
+            patch_size: architecture.patch_size,
+            slots: builder.slots(),
+        })
+    }
+
+    /// A state in which nothing was seen.
+    pub(crate) fn slots(&self) -> Slots {
+        Slots::new(self.slots)
+    }
+
+    /// Frames `[C, T, H, W]` to the mean of the latents `[z, t, h, w]`: the first frame of the stream alone, or whole
+    /// groups of later ones.
+    pub(crate) fn forward(&self, frames: &Tensor, slots: &mut Slots, tick: Tick<'_>) -> Result<Tensor> {
+        let mut x = self.conv_in.forward(patchify(frames, self.patch_size)?, slots)?;
+        for stage in &self.stages {
+            let input = stage.shortcut.map(|shortcut| (shortcut, x.clone()));
+            for block in &stage.blocks {
+                x = block.forward(x, slots)?;
+                tick()?;
+            }
+            if let Some(downsample) = &stage.downsample {
+                x = downsample.forward(x, slots)?;
+            }
+            if let Some((shortcut, input)) = input {
+                x = shortcut.add(&x, &input)?;
+            }
+        }
+        x = self.middle.forward(x, slots)?;
+        tick()?;
+        x = self.conv_out.forward_normed(&self.norm_out, x, slots)?;
+        x = self.quant.forward(&x)?;
+        tick()?;
+        crate::layers::unpack(&x, crate::architecture::Unpack::Patches(1))
+    }
+}
