@@ -4,7 +4,7 @@
 use candle_core::{CpuStorage, Layout, Shape, Storage, Tensor, op::BackpropOp};
 use pulp::{Arch, Simd, WithSimd};
 
-use super::{ConvProblem, OP, im2col::Patches};
+use super::{ConvProblem, OP, im2col::Patches, winograd};
 use crate::{
     error::{Error, Result, What},
     gemm::{Element, Matrix, Stack, direct, for_each, to_f32_vec, unsupported, work, zeros},
@@ -109,7 +109,12 @@ fn product<T: Element>(
             let (n, g) = (i / problem.groups, i % problem.groups);
             let start = x.channel(n, g * problem.channels_per_group());
             let patches = Patches::new(x.data, start, x.strides, problem);
-            direct(filters, g * kg..(g + 1) * kg, (pixels, depth), &patches, bias, out);
+            let rows = g * kg..(g + 1) * kg;
+            if winograd::serves(problem) {
+                winograd::product(&patches, filters, rows, problem, bias, out);
+            } else {
+                direct(filters, rows, (pixels, depth), &patches, bias, out);
+            }
         },
     );
 }

@@ -69,6 +69,23 @@ impl<'a, T: Element> Patches<'a, T> {
         }
     }
 
+    /// Elements of the line `y` of frame `z` and `channel`, which lies inside: from column `x0 - pad` on, zero outside of
+    /// the input. A `y` outside gives zeros.
+    #[inline(always)]
+    pub(super) fn line(&self, channel: usize, z: usize, y: usize, x0: usize, pad: usize, dst: &mut [f32]) {
+        let [sc, sd, sh, sw] = self.strides;
+        let (before, inside) = match y < self.input[1] {
+            true => (pad.saturating_sub(x0).min(dst.len()), (pad + self.input[2]).saturating_sub(x0).min(dst.len())),
+            false => (0, 0),
+        };
+        dst[..before].fill(0.0);
+        dst[inside.max(before)..].fill(0.0);
+        if before < inside {
+            let start = self.start + channel * sc + z * sd + y * sh + (x0 + before - pad) * sw;
+            gather(self.data, start, sw, &mut dst[before..inside]);
+        }
+    }
+
     /// Outputs of a line whose tap `s` falls inside the input, for outputs `q0..q0 + len`: relative to `q0`.
     #[inline(always)]
     fn inside(&self, q0: usize, len: usize, s: usize) -> Range<usize> {

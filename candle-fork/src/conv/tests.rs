@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Result, Tensor, Var};
 use proptest::prelude::*;
 
-use super::{ConvParams, ConvProblem, conv_nd, conv1d, conv2d, conv3d, reference};
+use super::{ConvParams, ConvProblem, conv_nd, conv1d, conv2d, conv3d, reference, winograd};
 use crate::{error::Error, gemm::test_data::noise};
 
 /// One row of a table.
@@ -287,6 +287,38 @@ fn three_axes() -> Result<()> {
         case(1, 1, 3, [2, 2, 2], [1, 1, 1]).pad([(4, 4), (4, 4), (4, 4)]),
     ] {
         check(c)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn winograd_serves_and_agrees() -> Result<()> {
+    fn check_served<const D: usize>(case: Case<D>) -> Result<()> {
+        let (x, w, _) = case.tensors()?;
+        let problem = ConvProblem::new(x.dims(), w.dims(), &case.params).unwrap();
+        assert!(winograd::serves(&problem), "{case:?}");
+        check(case)
+    }
+    for c in [
+        case(1, 16, 16, [16, 16], [3, 3]).same(),
+        case(1, 17, 19, [17, 19], [3, 3]).same(),
+        case(2, 16, 40, [9, 33], [3, 3]),
+        case(1, 200, 16, [20, 64], [3, 3]).same(),
+        case(1, 24, 33, [18, 67], [3, 3]).pad([(0, 1), (2, 0)]),
+        case(1, 16, 16, [3, 130], [3, 3]).pad([(5, 0), (0, 9)]),
+        case(1, 40, 34, [16, 18], [3, 3]).groups(2).same(),
+        case(1, 16, 100, [150, 5], [3, 3]).same(),
+        case(1, 16, 20, [1, 200], [3, 3]).same(),
+    ] {
+        check_served(c)?;
+    }
+    for c in [
+        case(1, 16, 16, [3, 16, 16], [3, 3, 3]).pad([(2, 0), (1, 1), (1, 1)]),
+        case(1, 8, 17, [4, 9, 35], [2, 3, 3]).pad([(0, 1), (1, 0), (1, 1)]).stride([2, 1, 1]),
+        case(1, 70, 16, [5, 15, 18], [3, 3, 3]).pad([(2, 2), (1, 1), (1, 1)]).dilate([2, 1, 1]),
+        case(1, 16, 16, [2, 18, 18], [1, 3, 3]),
+    ] {
+        check_served(c)?;
     }
     Ok(())
 }

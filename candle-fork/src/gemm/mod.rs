@@ -21,13 +21,14 @@ mod rows;
 mod serial;
 mod source;
 
+pub(crate) use buffer::AlignedBuffer;
 pub(crate) use element::{Element, Matrix, Stack, gather, to_f32_vec, unsupported, zeros};
-pub(crate) use kernel::KC;
+pub(crate) use kernel::{Block, KC, panel_width};
 pub(crate) use parallel::{direct, for_each, transposed, work};
 pub(crate) use rows::{FEW, few};
 #[allow(unused_imports)] // Other ops come to use these.
 pub(crate) use serial::{Output, PackedCols, Scratch, Strided, serial};
-pub(crate) use source::ColSource;
+pub(crate) use source::{ColSource, RowSource};
 
 #[cfg(test)]
 pub(crate) mod test_data {
