@@ -4,16 +4,35 @@
 //! call per element costs several times the arithmetic of a norm.
 
 use candle_core::WithDType;
-use half::{bf16, f16, vec::HalfBitsVecExt};
+use half::{bf16, f16, slice::HalfFloatSliceExt, vec::HalfBitsVecExt};
 
 /// A float that widens to f32 exactly and rounds from f32 to nearest, ties to even.
-pub(crate) trait Element: WithDType {
+pub(crate) trait Element: WithDType + bytemuck::Pod {
     /// The exact value.
     fn widen(self) -> f32;
     /// The nearest value of this type; overflow gives an infinity, NaN stays NaN.
     fn round(value: f32) -> Self;
     /// `len` zeros, from untouched pages where the allocator has them.
     fn zeros(len: usize) -> Vec<Self>;
+
+    /// [`Element::widen`] of each; both of one length.
+    #[inline(always)]
+    fn widen_slice(src: &[Self], dst: &mut [f32]) {
+        for (y, x) in dst.iter_mut().zip(src) {
+            *y = x.widen();
+        }
+    }
+
+    /// [`Element::round`] of each; both of one length.
+    #[inline(always)]
+    fn round_slice(src: &[f32], dst: &mut [Self]) {
+        for (y, x) in dst.iter_mut().zip(src) {
+            *y = Self::round(*x);
+        }
+    }
+
+    /// The same as [`Element::widen_slice`] from little-endian bytes of any alignment.
+    fn widen_bytes(src: &[u8], dst: &mut [f32]);
 }
 
 impl Element for f32 {
@@ -27,6 +46,12 @@ impl Element for f32 {
     }
     fn zeros(len: usize) -> Vec<Self> {
         vec![0.0; len]
+    }
+    #[inline(always)]
+    fn widen_bytes(src: &[u8], dst: &mut [f32]) {
+        for (y, x) in dst.iter_mut().zip(src.as_chunks().0) {
+            *y = f32::from_le_bytes(*x);
+        }
     }
 }
 
@@ -44,6 +69,12 @@ impl Element for bf16 {
     }
     fn zeros(len: usize) -> Vec<Self> {
         vec![0u16; len].reinterpret_into()
+    }
+    #[inline(always)]
+    fn widen_bytes(src: &[u8], dst: &mut [f32]) {
+        for (y, x) in dst.iter_mut().zip(src.as_chunks().0) {
+            *y = Self::from_le_bytes(*x).widen();
+        }
     }
 }
 
@@ -74,6 +105,26 @@ impl Element for f16 {
     }
     fn zeros(len: usize) -> Vec<Self> {
         vec![0u16; len].reinterpret_into()
+    }
+    // By the instructions that most machines have for it.
+    #[inline(always)]
+    fn widen_slice(src: &[Self], dst: &mut [f32]) {
+        src.convert_to_f32_slice(dst);
+    }
+    #[inline(always)]
+    fn round_slice(src: &[f32], dst: &mut [Self]) {
+        dst.convert_from_f32_slice(src);
+    }
+    #[inline(always)]
+    fn widen_bytes(src: &[u8], dst: &mut [f32]) {
+        let mut block = [f16::ZERO; 64];
+        for (y, x) in dst.chunks_mut(64).zip(src.chunks(128)) {
+            let block = &mut block[..y.len()];
+            for (b, &x) in block.iter_mut().zip(x.as_chunks().0) {
+                *b = f16::from_le_bytes(x);
+            }
+            block.convert_to_f32_slice(y);
+        }
     }
 }
 
@@ -123,6 +174,30 @@ mod tests {
                 assert_eq!(b.widen().to_bits(), b.to_f32().to_bits(), "bf16 {bits:#x}");
             }
         }
+    }
+
+    /// However many at once, and wherever they lie.
+    #[test]
+    fn slices_and_bytes_are_converted_like_single_elements() {
+        fn check<T: Element + std::fmt::Debug>() {
+            for len in [0, 1, 7, 64, 65, 131] {
+                let wide: Vec<f32> = (0..len).map(|i| (i as f32 - 50.0) * 1.2345e-3).collect();
+                let mut narrow = T::zeros(len);
+                T::round_slice(&wide, &mut narrow);
+                assert_eq!(narrow, wide.iter().map(|&v| T::round(v)).collect::<Vec<_>>());
+                let back: Vec<f32> = narrow.iter().map(|v| v.widen()).collect();
+                let (mut slice, mut unaligned) = (vec![0.0; len], vec![0.0; len]);
+                T::widen_slice(&narrow, &mut slice);
+                // The bytes of a little-endian machine, from an odd address on.
+                let bytes = [&[0], bytemuck::cast_slice::<T, u8>(&narrow)].concat();
+                T::widen_bytes(&bytes[1..], &mut unaligned);
+                assert_eq!(slice, back);
+                assert!(cfg!(target_endian = "big") || unaligned == back);
+            }
+        }
+        check::<f32>();
+        check::<f16>();
+        check::<bf16>();
     }
 
     #[test]

@@ -6,8 +6,10 @@ use pulp::{Arch, Simd, WithSimd};
 
 use super::{ConvProblem, OP, im2col::Patches, winograd};
 use crate::{
+    element::Element,
     error::{Error, Result, What},
-    gemm::{Element, Matrix, Stack, direct, for_each, to_f32_vec, unsupported, work, zeros},
+    gemm::{Matrix, Stack, direct, for_each, unsupported, work, zeros},
+    operand::to_f32_vec,
 };
 
 /// Filters per group up to which the direct loops beat packing.
@@ -21,7 +23,7 @@ pub(super) fn forward(
     problem: &ConvProblem,
     dims: Vec<usize>,
 ) -> Result<Tensor> {
-    let bias = bias.map(|bias| to_f32_vec(bias, "conv: bias")).transpose()?;
+    let bias = bias.map(to_f32_vec).transpose()?;
     let (x, x_layout) = x.storage_and_layout();
     let Storage::Cpu(x) = &*x else {
         return Err(Error::Argument { op: OP, what: "x is not on the CPU".into() });
@@ -60,7 +62,7 @@ fn typed<T: Element>(
     let [sn, sc, sd, sh, sw] = strides(x_layout);
     let input = Input { data: x, start: x_layout.start_offset(), image: sn, strides: [sc, sd, sh, sw] };
     if problem.filters_per_group() <= FEW_FILTERS {
-        direct_loops(&input, &to_f32_vec(weight, "conv: weight")?, bias, problem, &mut out);
+        direct_loops(&input, &to_f32_vec(weight)?, bias, problem, &mut out);
         return Ok(out);
     }
     // One row per filter; this copies a kernel whose elements do not follow one another.
@@ -174,7 +176,7 @@ impl<T: Element> WithSimd for Lines<'_, '_, T> {
             self.acc.fill(0.0);
             self.x.add_line((self.line + i) * self.q, self.filter, self.acc);
             self.acc.iter_mut().for_each(|y| *y += self.bias);
-            T::round(self.acc, out);
+            T::round_slice(self.acc, out);
         }
     }
 }

@@ -6,7 +6,10 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 
 use super::ConvProblem;
-use crate::gemm::{ColSource, Element, gather};
+use crate::{
+    element::Element,
+    gemm::{ColSource, gather},
+};
 
 /// The patches of one group of one image.
 #[derive(Debug, Clone, Copy)]
@@ -59,11 +62,11 @@ impl<'a, T: Element> Patches<'a, T> {
             let acc = &mut acc[inside];
             if step == 1 {
                 for (y, x) in acc.iter_mut().zip(&self.data[start..]) {
-                    *y += w * x.to_f32();
+                    *y += w * x.widen();
                 }
             } else {
                 for (j, y) in acc.iter_mut().enumerate() {
-                    *y += w * self.data[start + j * step].to_f32();
+                    *y += w * self.data[start + j * step].widen();
                 }
             }
         }
@@ -165,7 +168,7 @@ impl<T: Element> WithSimd for Pack<'_, '_, T> {
                         {
                             // The common case with a length that the compiler knows: no calls, no loops. What was read
                             // beside the line, at its ends, is overwritten.
-                            T::widen(src, dst);
+                            T::widen_slice(src, dst);
                             clear(&mut dst[..before]);
                             clear(&mut dst[32 - after..]);
                         } else {

@@ -6,7 +6,7 @@
 //! | `parallel.rs` | the two parallel products: few columns and many rows, few rows and many columns |
 //! | `rows.rs` | up to four vectors times a matrix, at memory speed |
 //! | `serial.rs` | one thread, right operand packed ahead: for ops that tile themselves |
-//! | `source.rs`, `element.rs` | operands: matrices of f32, f16, bf16 in tensors or mapped bytes; other sources elsewhere |
+//! | `source.rs`, `matrix.rs` | operands: matrices of f32, f16, bf16 in tensors or mapped bytes; other sources elsewhere |
 //! | `buffer.rs` | aligned scratch memory |
 //!
 //! Products are f32 fused multiply-adds where the machine has them, in blocks of `KC` along the depth, the blocks'
@@ -14,16 +14,16 @@
 //! a machine type; machines without fused multiply-add round differently.
 
 mod buffer;
-mod element;
 mod kernel;
+mod matrix;
 mod parallel;
 mod rows;
 mod serial;
 mod source;
 
 pub(crate) use buffer::AlignedBuffer;
-pub(crate) use element::{Element, Matrix, Stack, gather, to_f32_vec, unsupported, zeros};
 pub(crate) use kernel::{Block, KC, panel_width};
+pub(crate) use matrix::{Matrix, Stack, gather, unsupported, zeros};
 pub(crate) use parallel::{direct, for_each, transposed, work};
 pub(crate) use rows::{FEW, few};
 #[allow(unused_imports)] // Other ops come to use these.

@@ -14,10 +14,10 @@ use rayon::prelude::*;
 
 use super::{
     buffer::AlignedBuffer,
-    element::Element,
     kernel::{Block, KC, panel_width},
     source::{ColSource, RowSource},
 };
+use crate::element::Element;
 
 /// Largest shared operand, in floats: 64 MiB.
 const SHARED_FLOATS: usize = 16 << 20;
@@ -156,7 +156,7 @@ pub(crate) fn transposed<T: Element>(
                     if let Some(bias) = bias {
                         line.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
                     }
-                    T::round(line, out);
+                    T::round_slice(line, out);
                 }
             }
         });
@@ -223,7 +223,7 @@ fn direct_stripe<T: Element>(
             if let Some(bias) = bias {
                 row.iter_mut().for_each(|y| *y += bias[i]);
             }
-            T::round(row, out);
+            T::round_slice(row, out);
         }
     }
 }

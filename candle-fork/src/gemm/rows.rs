@@ -4,11 +4,11 @@ use pulp::{Arch, Simd, WithSimd};
 
 use super::{
     buffer::AlignedBuffer,
-    element::Element,
     kernel::KC,
     parallel::{for_each, work},
     source::RowSource,
 };
+use crate::element::Element;
 
 /// Most vectors for which [`few`] beats the packed product.
 pub(crate) const FEW: usize = 4;
@@ -52,7 +52,7 @@ pub(crate) fn few<T: Element>(
             if let Some(bias) = bias {
                 sums.iter_mut().zip(&bias[m0..m0 + rows]).for_each(|(y, b)| *y += b);
             }
-            T::round(&sums[..rows], out);
+            T::round_slice(&sums[..rows], out);
         }
     });
 }

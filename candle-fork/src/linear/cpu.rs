@@ -8,8 +8,10 @@ use pulp::{Arch, Simd, WithSimd};
 
 use super::{LinearWeight, OP, Part};
 use crate::{
+    element::Element,
     error::{Error, Result, What},
-    gemm::{ColSource, Element, FEW, KC, Matrix, Stack, few, to_f32_vec, transposed, zeros},
+    gemm::{ColSource, FEW, KC, Matrix, Stack, few, transposed, zeros},
+    operand::to_f32_vec,
 };
 
 /// See [`super::linear`], which has checked shapes, dtypes and the device of `x`.
@@ -32,7 +34,7 @@ fn typed<T: Element>(x: &Tensor, weight: &LinearWeight, bias: Option<&Tensor>) -
         op: OP,
         what: format!("a result of {n} rows of {m} exceeds the address space"),
     })?;
-    let bias = bias.map(|bias| to_f32_vec(bias, "linear: bias")).transpose()?;
+    let bias = bias.map(to_f32_vec).transpose()?;
 
     // Lock every storage once, then look at the elements in place.
     let guards: Vec<_> = weight
@@ -55,7 +57,7 @@ fn typed<T: Element>(x: &Tensor, weight: &LinearWeight, bias: Option<&Tensor>) -
 
     let mut out = zeros(OP, len)?;
     if n <= FEW {
-        let x = to_f32_vec(x, "linear: x")?;
+        let x = to_f32_vec(x)?;
         few((m, n, k), &stack, &x, bias.as_deref(), &mut out);
     } else {
         let x = x.contiguous().what("linear: x")?;
@@ -109,7 +111,7 @@ impl<T: Element> WithSimd for PackTokens<'_, '_, T> {
             let width = 8.min(cols.len() - j0);
             for (j, line) in lines[..width].iter_mut().enumerate() {
                 let start = (cols.start + j0 + j) * tokens.k + k.start;
-                T::widen(&tokens.rows[start..][..k.len()], &mut line[..k.len()]);
+                T::widen_slice(&tokens.rows[start..][..k.len()], &mut line[..k.len()]);
             }
             for (i, row) in panel.chunks_exact_mut(nr).enumerate().take(KC) {
                 let row = &mut row[j0..];

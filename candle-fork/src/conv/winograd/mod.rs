@@ -36,7 +36,10 @@ mod squares;
 use std::ops::Range;
 
 use super::{ConvProblem, im2col::Patches};
-use crate::gemm::{AlignedBuffer, Block, Element, KC, RowSource, for_each, panel_width, work};
+use crate::{
+    element::Element,
+    gemm::{AlignedBuffer, Block, KC, RowSource, for_each, panel_width, work},
+};
 
 /// Elements of a transformed square or filter.
 const POINTS: usize = 16;

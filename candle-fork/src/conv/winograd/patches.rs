@@ -5,7 +5,10 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 
 use super::{ConvProblem, GAP, Grid, POINTS, Patches, Run, deal};
-use crate::gemm::{Element, KC, for_each, panel_width, work};
+use crate::{
+    element::Element,
+    gemm::{KC, for_each, panel_width, work},
+};
 
 /// Columns of the widest panel of any machine.
 const WIDEST: usize = 32;

@@ -5,7 +5,10 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 
 use super::{ConvProblem, Grid, POINTS, Run};
-use crate::gemm::{Element, for_each, panel_width, work};
+use crate::{
+    element::Element,
+    gemm::{for_each, panel_width, work},
+};
 
 /// Columns of the widest panel of any machine.
 const WIDEST: usize = 32;
@@ -108,6 +111,6 @@ fn write<T: Element>(lines: &[[f32; 2 * WIDEST]; 2], run: &Run, problem: &ConvPr
     let len = (2 * run.len).min(width - 2 * run.x);
     for (r, line) in lines.iter().enumerate().take(height - 2 * run.y) {
         let to = ((run.frame * height + 2 * run.y + r) * width) + 2 * run.x;
-        T::round(&line[2 * run.start..][..len], &mut out[to..][..len]);
+        T::round_slice(&line[2 * run.start..][..len], &mut out[to..][..len]);
     }
 }

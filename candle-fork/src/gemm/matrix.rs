@@ -1,100 +1,17 @@
-//! Element types of operands and results, and matrices of them wherever they lie.
+//! Matrices of elements, wherever they lie.
 
 use std::ops::Range;
 
-use candle_core::{CpuStorage, DType, Layout, Tensor, WithDType};
-use half::{bf16, f16, slice::HalfFloatSliceExt};
+use candle_core::{CpuStorage, DType, Layout};
+use half::{bf16, f16};
 use pulp::{Arch, Simd, WithSimd};
 
 use super::{kernel::KC, source::RowSource};
 use crate::{
-    error::{Error, Result, What},
+    element::{Element, FLOATS},
+    error::{Error, Result},
     host::HostTensor,
 };
-
-/// A stored element: widened to f32 on the way in, rounded to nearest even on the way out.
-pub(crate) trait Element: WithDType + bytemuck::Pod {
-    /// `dst[i] = src[i]`, exactly; both of one length.
-    fn widen(src: &[Self], dst: &mut [f32]);
-    /// `dst[i] = src[i]` rounded once; both of one length.
-    fn round(src: &[f32], dst: &mut [Self]);
-    /// The same as [`Element::widen`] from little-endian bytes of any alignment.
-    fn widen_bytes(src: &[u8], dst: &mut [f32]);
-    /// One element.
-    fn to_f32(self) -> f32;
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    fn widen(src: &[Self], dst: &mut [f32]) {
-        dst.copy_from_slice(src);
-    }
-    #[inline(always)]
-    fn round(src: &[f32], dst: &mut [Self]) {
-        dst.copy_from_slice(src);
-    }
-    #[inline(always)]
-    fn widen_bytes(src: &[u8], dst: &mut [f32]) {
-        for (y, x) in dst.iter_mut().zip(src.as_chunks().0) {
-            *y = f32::from_le_bytes(*x);
-        }
-    }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self
-    }
-}
-
-impl Element for bf16 {
-    #[inline(always)]
-    fn widen(src: &[Self], dst: &mut [f32]) {
-        for (y, x) in dst.iter_mut().zip(src) {
-            *y = f32::from_bits(u32::from(x.to_bits()) << 16);
-        }
-    }
-    #[inline(always)]
-    fn round(src: &[f32], dst: &mut [Self]) {
-        for (y, &x) in dst.iter_mut().zip(src) {
-            *y = bf16::from_f32(x);
-        }
-    }
-    #[inline(always)]
-    fn widen_bytes(src: &[u8], dst: &mut [f32]) {
-        for (y, x) in dst.iter_mut().zip(src.as_chunks().0) {
-            *y = f32::from_bits(u32::from(u16::from_le_bytes(*x)) << 16);
-        }
-    }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
-    }
-}
-
-impl Element for f16 {
-    #[inline(always)]
-    fn widen(src: &[Self], dst: &mut [f32]) {
-        src.convert_to_f32_slice(dst);
-    }
-    #[inline(always)]
-    fn round(src: &[f32], dst: &mut [Self]) {
-        dst.convert_from_f32_slice(src);
-    }
-    #[inline(always)]
-    fn widen_bytes(src: &[u8], dst: &mut [f32]) {
-        let mut block = [f16::ZERO; 64];
-        for (y, x) in dst.chunks_mut(64).zip(src.chunks(128)) {
-            let block = &mut block[..y.len()];
-            for (b, &x) in block.iter_mut().zip(x.as_chunks().0) {
-                *b = f16::from_le_bytes(x);
-            }
-            block.convert_to_f32_slice(y);
-        }
-    }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        f16::to_f32(self)
-    }
-}
 
 /// Elements of a matrix: a slice of their type, or bytes that are not aligned for it.
 #[derive(Debug, Clone, Copy)]
@@ -178,10 +95,10 @@ impl<'a> Matrix<'a> {
 #[inline(always)]
 pub(crate) fn gather<T: Element>(data: &[T], start: usize, stride: usize, dst: &mut [f32]) {
     if stride == 1 {
-        T::widen(&data[start..][..dst.len()], dst);
+        T::widen_slice(&data[start..][..dst.len()], dst);
     } else {
         for (i, y) in dst.iter_mut().enumerate() {
-            *y = data[start + i * stride].to_f32();
+            *y = data[start + i * stride].widen();
         }
     }
 }
@@ -234,18 +151,12 @@ pub(crate) fn zeros<T: Element>(op: &'static str, len: usize) -> Result<Vec<T>> 
     Vec::<T>::new()
         .try_reserve_exact(len)
         .map_err(|_| Error::Argument { op, what: format!("a result of {len} elements does not fit into memory") })?;
-    Ok(vec![T::zero(); len])
-}
-
-/// The elements of a CPU tensor in row-major order, as f32: for small operands such as a bias.
-pub(crate) fn to_f32_vec(tensor: &Tensor, what: &'static str) -> Result<Vec<f32>> {
-    let flat = tensor.to_dtype(DType::F32).and_then(|t| t.flatten_all()).and_then(|t| t.to_vec1::<f32>());
-    flat.what(what)
+    Ok(T::zeros(len))
 }
 
 /// The error for an element type that no fast path takes.
 pub(crate) fn unsupported(op: &'static str, operand: &'static str, got: DType) -> Error {
-    Error::DType { op, operand, got, expected: "f32, f16 or bf16" }
+    Error::DType { op, operand, got, expected: FLOATS }
 }
 
 fn rank2(op: &'static str, got: &[usize]) -> Error {
