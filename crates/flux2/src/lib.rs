@@ -55,4 +55,4 @@ pub use text_encoder::Qwen3Encoder;
 pub use tokenizer::{PromptTokenizer, Tokens};
 pub use transformer::Flux2Transformer;
 pub use vae::Flux2Vae;
-pub use weights::ModelFolder;
+pub use weights::{ModelFolder, ValueCheck};

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use candle_core::{DType, Device, Tensor};
 use candle_fork::What;
 use policy::{Event, Observer, Silent};
-use weights::{Loader, ModelFolder};
+use weights::ModelFolder;
 
 use self::{check::Description, options::Run};
 pub use self::{
@@ -76,15 +76,14 @@ impl Flux2Pipeline {
         let transformer = folder.tensors("transformer")?;
         let vae = folder.tensors("vae")?;
         // A loader checks its plan when it is made; made and dropped here, it reports before anything large is read.
-        let (dtype, device) = (options.dtype, &options.device);
         let prefix = text_encoder::prefix(&*text_encoder);
         let plan = text_encoder::expected(&description.text_encoder, out_layers, prefix);
         let ignored = text_encoder::ignored(&description.text_encoder, out_layers, prefix);
-        Loader::new(text_encoder.clone(), &plan, ignored, dtype, device)?;
+        options.loader(text_encoder.clone(), &plan, ignored)?;
         let plan = Flux2Transformer::expected(&description.transformer);
-        Loader::new(transformer.clone(), &plan, |_| false, dtype, device)?;
+        options.loader(transformer.clone(), &plan, |_| false)?;
         let plan = Flux2Vae::expected(&description.vae);
-        Loader::new(vae.clone(), &plan, vae::ignored, dtype, device)?;
+        options.loader(vae.clone(), &plan, vae::ignored)?;
         let tokenizer = PromptTokenizer::load(
             folder,
             description.defaults.max_sequence_length,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use candle_fork::{HostTensor, What};
 use policy::{Event, Observer, Silent};
-use weights::{Loader, TensorSource};
+use weights::TensorSource;
 
 pub use self::{
     layer::{DecoderLayer, RotaryTable},
@@ -59,20 +59,15 @@ impl Qwen3Encoder {
         config.validate()?;
         check_out_layers(config, out_layers)?;
         let prefix = prefix(&*source);
-        let (dtype, device) = (options.dtype, &options.device);
-        Loader::new(
-            source.clone(),
-            &expected(config, out_layers, prefix),
-            ignored(config, out_layers, prefix),
-            dtype,
-            device,
-        )?;
+        let plan = expected(config, out_layers, prefix);
+        options.loader(source.clone(), &plan, ignored(config, out_layers, prefix))?;
         // The embedding is the largest tensor and a prompt needs a few of its rows, so it stays on the host everywhere.
         let embedding = [names::embedding(config, prefix)];
-        Loader::new(source.clone(), &embedding, |_| true, dtype, &Device::Cpu)?.linear(&embedding[0].name)?;
+        let on_host = LoadOptions { device: Device::Cpu, ..options.clone() };
+        on_host.loader(source.clone(), &embedding, |_| true)?.linear(&embedding[0].name)?;
         let embed_tokens = source.host(&embedding[0].name)?;
         let plan = names::layers(config, out_layers, prefix);
-        let mut loader = Loader::new(source, &plan, |_| true, dtype, device)?;
+        let mut loader = options.loader(source, &plan, |_| true)?;
         let layers = (0..highest(out_layers))
             .map(|i| DecoderLayer::load(config, &format!("{prefix}layers.{i}."), &mut loader))
             .collect::<Result<_>>()?;
@@ -82,8 +77,8 @@ impl Qwen3Encoder {
             out_layers: out_layers.to_vec(),
             embed_tokens,
             layers,
-            device: device.clone(),
-            dtype,
+            device: options.device.clone(),
+            dtype: options.dtype,
         })
     }
 

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use candle_fork::{LinearWeight, What, linear};
 use policy::{Event, Observer};
-use weights::{Expected, Loader, TensorSource};
+use weights::{Expected, TensorSource};
 
 use self::embed::TimeEmbedding;
 pub use self::{
@@ -80,7 +80,7 @@ impl Flux2Transformer {
     pub fn load(config: &TransformerConfig, source: Arc<dyn TensorSource>, options: &LoadOptions) -> Result<Self> {
         config.validate()?;
         let widths = Widths::new(config);
-        let mut loader = Loader::new(source, &Self::expected(config), |_| false, options.dtype, &options.device)?;
+        let mut loader = options.loader(source, &Self::expected(config), |_| false)?;
         let model = Self {
             time: TimeEmbedding::load(&mut loader, config.guidance_embeds)?,
             image_in: loader.linear("x_embedder.weight")?,

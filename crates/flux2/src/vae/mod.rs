@@ -24,7 +24,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use candle_fork::{What, nn::Conv2d};
 use policy::{Event, Observer};
-use weights::{Expected, Loader, TensorSource};
+use weights::{Expected, TensorSource};
 
 pub use self::{
     attention::MidAttention,
@@ -69,7 +69,7 @@ impl Flux2Vae {
     /// [`Error::LatentVariance`] if a variance is negative.
     pub fn load(config: &VaeConfig, source: Arc<dyn TensorSource>, options: &LoadOptions) -> Result<Self> {
         config.validate()?;
-        let mut loader = Loader::new(source, &Self::expected(config), names::ignored, options.dtype, &options.device)?;
+        let mut loader = options.loader(source, &Self::expected(config), names::ignored)?;
         let quant_conv = if config.use_quant_conv { Some(load_conv(&mut loader, "quant_conv", 0)?) } else { None };
         let post_quant_conv =
             if config.use_post_quant_conv { Some(load_conv(&mut loader, "post_quant_conv", 0)?) } else { None };

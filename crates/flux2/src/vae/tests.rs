@@ -1,7 +1,7 @@
 use std::{cell::RefCell, ops::ControlFlow};
 
 use policy::Silent;
-use weights::write::TensorData;
+use weights::{Loader, write::TensorData};
 
 use super::*;
 use crate::{
