@@ -233,15 +233,28 @@ impl Architecture {
             fits("the decoder's latents", decoder.in_channels, self.z_dim)?;
             divides("packed pixels", decoder.out_channels, self.unpack.side().pow(2))?;
         }
-        Ok(())
+        match (&self.encoder, &self.decoder) {
+            (Some(encoder), Some(decoder)) if encoder.temporal_factor() != decoder.temporal_factor() => {
+                let (down, up) = (encoder.temporal_factor(), decoder.temporal_factor());
+                Err(refuse(format!("an encoder that makes {down} frames one and a decoder that makes {up} of one")))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check(&self, part: &'static str, network: &Network) -> Result<()> {
         if network.stages.is_empty() || network.stages.len() > MAX_STAGES {
-            return Err(refuse(format!("an {part} of {} stages", network.stages.len())));
+            return Err(refuse(format!("{} stages in the {part}", network.stages.len())));
         }
-        let mut width = network.base;
-        let mut channels = vec![self.z_dim, network.in_channels, network.base, network.out_channels];
+        // At once, so that no product of them overflows.
+        let sane = |channels: usize| match channels {
+            1..=MAX_CHANNELS => Ok(channels),
+            _ => Err(refuse(format!("{channels} channels in the {part}"))),
+        };
+        for channels in [self.z_dim, network.in_channels, network.out_channels] {
+            sane(channels)?;
+        }
+        let mut width = sane(network.base)?;
         for (s, stage) in network.stages.iter().enumerate() {
             let input = width;
             if stage.blocks.len() > MAX_BLOCKS {
@@ -249,16 +262,14 @@ impl Architecture {
             }
             for block in &stage.blocks {
                 fits("a residual block", block.input, width)?;
-                width = block.output;
-                channels.push(width);
+                width = sane(block.output)?;
                 if block.input != block.output && !block.shortcut {
                     return Err(refuse(format!("a block from {} to {width} without a shortcut", block.input)));
                 }
             }
             if let Some(resample) = stage.resample {
                 fits("a resampler", resample.input, width)?;
-                width = resample.output;
-                channels.push(width);
+                width = sane(resample.output)?;
                 if resample.temporal && self.temporal_kernel == 1 {
                     return Err(refuse("a change of time in a network for pictures".to_owned()));
                 }
@@ -272,10 +283,7 @@ impl Architecture {
                 }
             }
         }
-        match channels.iter().find(|c| !(1..=MAX_CHANNELS).contains(*c)) {
-            Some(bad) => Err(refuse(format!("{bad} channels in the {part}"))),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// Pixels of the decoder's output per latent, in height and width; that of the encoder if there is no decoder.
@@ -332,5 +340,61 @@ fn divides(what: &str, whole: usize, part: usize) -> Result<()> {
         Ok(())
     } else {
         Err(refuse(format!("{what}: {whole} is not a multiple of {part}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{wan21, wan22};
+
+    /// What is wrong with a network that was sound before this change.
+    fn problem(mut architecture: Architecture, change: impl Fn(&mut Architecture)) -> String {
+        architecture.validate().unwrap();
+        change(&mut architecture);
+        architecture.validate().unwrap_err().to_string()
+    }
+
+    fn decoder(architecture: &mut Architecture) -> &mut Network {
+        architecture.decoder.as_mut().unwrap()
+    }
+
+    #[test]
+    fn layers_that_do_not_fit_are_refused() {
+        for (text, word) in [
+            (problem(wan21(), |a| a.temporal_kernel = 5), "a temporal kernel of 5"),
+            (problem(wan21(), |a| a.temporal_kernel = 1), "a change of time in a network for pictures"),
+            (problem(wan21(), |a| a.z_dim = 8), "the encoder's latents of 32 channels where 16 come"),
+            (problem(wan21(), |a| a.z_dim = 0), "0 channels"),
+            (problem(wan21(), |a| a.z_dim = usize::MAX), "channels in the encoder"),
+            (problem(wan21(), |a| a.patch_size = 0), "a patch size of 0"),
+            (problem(wan21(), |a| a.unpack = Unpack::PixelShuffle(9)), "a patch size of 9"),
+            (problem(wan22(), |a| a.unpack = Unpack::Patches(8)), "12 is not a multiple of 64"),
+            (
+                problem(wan22(), |a| {
+                    // Of one width throughout, so that the layers fit one another.
+                    let encoder = a.encoder.as_mut().unwrap();
+                    encoder.base = usize::MAX;
+                    for stage in &mut encoder.stages {
+                        stage.blocks.fill(Block::new(usize::MAX, usize::MAX));
+                        stage.resample = None;
+                    }
+                }),
+                "18446744073709551615 channels in the encoder",
+            ),
+            (problem(wan21(), |a| decoder(a).stages.clear()), "0 stages in the decoder"),
+            (problem(wan21(), |a| decoder(a).base = 64), "a residual block of 384 channels where 64 come"),
+            (problem(wan21(), |a| decoder(a).stages[1].blocks[0].shortcut = false), "without a shortcut"),
+            (problem(wan21(), |a| decoder(a).stages[0].resample = None), "where 384 come"),
+            (problem(wan21(), |a| decoder(a).stages[0].blocks = vec![Block::new(384, 384); 17]), "17 residual blocks"),
+            (problem(wan22(), |a| decoder(a).stages[2].resample.as_mut().unwrap().output = 500), "repetition"),
+            // The frames of a latent frame are as many on either side.
+            (
+                problem(wan21(), |a| decoder(a).stages[1].resample.as_mut().unwrap().temporal = false),
+                "makes 4 frames one and a decoder that makes 2",
+            ),
+        ] {
+            assert!(text.contains(word) && !text.contains('\n'), "{word}: {text}");
+        }
     }
 }

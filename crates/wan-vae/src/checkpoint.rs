@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use candle_core::DType;
 use candle_fork::HostTensor;
 use weights::{
     Error as WeightsError, ModelFolder, SourceFile, StoredDType, TensorInfo, TensorSource,
@@ -19,6 +20,7 @@ use crate::{
     detect::{Layout, detect},
     error::{Error, Result},
     latents::Statistics,
+    load::stored_float,
     plan::expected,
     variant::Variant,
 };
@@ -76,6 +78,12 @@ impl Checkpoint {
             );
         }
         Ok(Self { architecture, variant, layout, statistics, unused, source: Arc::new(renamed) })
+    }
+
+    /// The narrowest float type that holds every weight as it is stored; weights are kept in it unless
+    /// [`LoadOptions::dtype`](crate::LoadOptions::dtype) says otherwise.
+    pub fn dtype(&self) -> DType {
+        stored_float(&*self.source)
     }
 
     /// Refuses the maps beside the latents if they are zero throughout, as in one published revision, which decodes to a
@@ -290,7 +298,7 @@ impl TensorSource for Renamed {
 }
 
 /// The elements of a tensor, to be seen in another shape.
-struct Bytes(HostTensor);
+pub(crate) struct Bytes(pub(crate) HostTensor);
 
 impl AsRef<[u8]> for Bytes {
     fn as_ref(&self) -> &[u8] {

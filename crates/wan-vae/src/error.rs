@@ -134,9 +134,11 @@ pub enum Error {
     /// An earlier call with this state failed or was cancelled half-way.
     #[error("an earlier call with this state did not finish: start anew, or go on from a clone taken before it")]
     BrokenState,
-    /// No way to decode the clip fits the limit.
-    #[error("decoding needs at least {} MiB ({how}), the limit is {} MiB", needed.div_ceil(1 << 20), max_bytes >> 20)]
+    /// No way to decode or encode the clip fits the limit.
+    #[error("{what} needs at least {} MiB ({how}), the limit is {} MiB", needed.div_ceil(1 << 20), max_bytes >> 20)]
     Memory {
+        /// `decoding` or `encoding`.
+        what: &'static str,
         /// Bytes that the smallest plan takes.
         needed: u64,
         /// The limit.

@@ -16,12 +16,11 @@
 pub mod architecture;
 mod bands;
 pub mod checkpoint;
-mod clip;
 pub mod config;
+mod decode_clip;
 pub mod detect;
+mod encode_clip;
 pub mod error;
-#[cfg(test)]
-mod goldens;
 pub mod latent_files;
 pub mod latents;
 mod layers;
@@ -42,14 +41,15 @@ pub mod variant;
 
 pub use architecture::Architecture;
 pub use checkpoint::Checkpoint;
-pub use clip::EncodedClip;
 pub use config::VaeConfig;
+pub use encode_clip::EncodedClip;
 pub use error::{Error, Result};
 pub use latents::{NormalizedLatents, RawLatents, Statistics};
-pub use memory::{DecodeMemory, DecodePlan};
+pub use memory::{ClipMemory, ClipPlan};
 pub use options::{BlendedTiles, DecodeOptions, EncodeOptions, LoadOptions, Remainder, Tiling};
 pub use plan::expected;
 pub use policy::{Cancelled, Event, Observer, Silent};
 pub use state::{DecoderState, EncoderState, Leftover};
 pub use vae::WanVae;
 pub use variant::Variant;
+pub use weights::ValueCheck;

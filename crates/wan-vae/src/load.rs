@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use candle_core::DType;
-use weights::{Loader, StoredDType, TensorSource};
+use weights::{Loader, LoaderOptions, StoredDType, TensorSource};
 
 use crate::{
     architecture::Architecture,
@@ -64,8 +64,9 @@ impl WanVae {
             return Err(Error::Statistics { field: "latents_mean", got, expected: architecture.z_dim.to_string() });
         }
         let plan = expected(&architecture);
-        let dtype = stored_float(&*source);
-        let mut loader = Loader::new(source, &plan, |_| false, dtype, &options.device)?;
+        let dtype = options.dtype.unwrap_or_else(|| stored_float(&*source));
+        let checks = LoaderOptions::default().with_values(options.values);
+        let mut loader = Loader::with_options(source, &plan, |_| false, dtype, &options.device, checks)?;
         let encoder = match &architecture.encoder {
             Some(network) => Some(Encoder::load(&mut Builder::new(&mut loader), &architecture, network)?),
             None => None,
@@ -81,7 +82,7 @@ impl WanVae {
 }
 
 /// The narrowest element type that holds every weight as it is stored.
-fn stored_float(source: &dyn TensorSource) -> DType {
+pub(crate) fn stored_float(source: &dyn TensorSource) -> DType {
     let bytes = |stored: StoredDType| -> usize {
         source.tensors().iter().filter(|t| t.dtype == stored).map(|t| t.bytes.len()).sum()
     };

@@ -1,18 +1,41 @@
 //! How models are loaded and run.
 
-use candle_core::Device;
+use candle_core::{DType, Device};
+use weights::ValueCheck;
 
 /// Where a VAE runs and what is checked.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LoadOptions {
-    /// Device that holds the tensors. Activations are f32; weights keep their stored type.
+    /// Device that holds the tensors. Activations are f32.
     pub device: Device,
+    /// Float type that weights are kept in: f32, f16 or bf16; none is the narrowest that holds them as they are stored
+    /// ([`Checkpoint::dtype`](crate::Checkpoint::dtype)). Sums are f32 in any case.
+    pub dtype: Option<DType>,
+    /// Whether the values of weights are looked at.
+    pub values: ValueCheck,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { device: Device::Cpu }
+        Self { device: Device::Cpu, dtype: None, values: ValueCheck::default() }
+    }
+}
+
+impl LoadOptions {
+    /// Options with a device.
+    pub fn with_device(self, device: Device) -> Self {
+        Self { device, ..self }
+    }
+
+    /// Options with a type of weights.
+    pub fn with_dtype(self, dtype: Option<DType>) -> Self {
+        Self { dtype, ..self }
+    }
+
+    /// Options with a check of values.
+    pub fn with_values(self, values: ValueCheck) -> Self {
+        Self { values, ..self }
     }
 }
 
@@ -27,45 +50,53 @@ pub struct DecodeOptions {
     pub tiling: Tiling,
 }
 
-/// How pictures are cut to save memory. Time is never cut: the network remembers further back than any piece.
+/// How [`WanVae::encode_clip`](crate::WanVae::encode_clip) treats its clip, and how it keeps within memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct EncodeOptions {
+    /// What happens to frames behind the last whole group.
+    pub remainder: Remainder,
+    /// Most bytes that the encode may take, the weights included; none is no limit. Held against an estimate
+    /// ([`memory`](crate::memory)), before anything is computed.
+    pub max_bytes: Option<u64>,
+    /// How pictures are cut.
+    pub tiling: Tiling,
+}
+
+/// How pictures are cut to save memory. Time is never cut: the networks remember further back than any piece.
+///
+/// Pieces run one after another over the whole clip. A decode then holds all frames until the last piece is done, and an
+/// encode all frames from the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Tiling {
     /// [`Tiling::Whole`] if it fits the limit, else the fewest [`Tiling::Bands`] that do.
     #[default]
     Auto,
-    /// Not at all: frames leave as they are done.
+    /// Not at all: results leave as they are done, and memory does not grow with the clip.
     Whole,
-    /// So many bands of rows, with the same bits as [`Tiling::Whole`]. Bands are decoded one after another over the whole
-    /// clip, so all frames are held until the last band is done.
+    /// So many bands of rows, with the same result as [`Tiling::Whole`]: no seams, and the same bits but for pictures
+    /// of a few latents, where convolutions of bands may round in another way (relative 1e-6).
     Bands(usize),
     /// Overlapping tiles faded into one another, as diffusers does it: not what the network gives for the whole picture.
-    /// Pictures that fit in one tile are not cut. All frames are held until the last tile is done.
+    /// Pictures that fit in one tile are not cut.
     Blended(BlendedTiles),
 }
 
-/// Squares of a blended decode.
+/// Squares of blended tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlendedTiles {
-    /// Side of a tile, in pixels.
+    /// Side of a tile, in pixels; where pixels are packed before they are encoded (Wan 2.2), in those squares of pixels.
     pub tile: usize,
-    /// Distance of the beginnings of neighbouring tiles, in pixels; the rest of the side is faded.
+    /// Distance of the beginnings of neighbouring tiles, in the same unit; the rest of the side is faded.
     pub stride: usize,
 }
 
 impl Default for BlendedTiles {
-    /// Those of diffusers: 256 pixels every 192.
+    /// Those of diffusers: 256 every 192.
     fn default() -> Self {
         Self { tile: 256, stride: 192 }
     }
-}
-
-/// How [`WanVae::encode_clip`](crate::WanVae::encode_clip) treats its clip.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct EncodeOptions {
-    /// What happens to frames behind the last whole group.
-    pub remainder: Remainder,
 }
 
 /// What happens to a clip whose length is not 1 more than a multiple of the temporal factor.
@@ -96,6 +127,16 @@ impl DecodeOptions {
 impl EncodeOptions {
     /// Options with a treatment of frames left over.
     pub fn with_remainder(self, remainder: Remainder) -> Self {
-        Self { remainder }
+        Self { remainder, ..self }
+    }
+
+    /// Options with a limit in bytes.
+    pub fn with_max_bytes(self, max_bytes: Option<u64>) -> Self {
+        Self { max_bytes, ..self }
+    }
+
+    /// Options with a tiling.
+    pub fn with_tiling(self, tiling: Tiling) -> Self {
+        Self { tiling, ..self }
     }
 }

@@ -1,13 +1,14 @@
-//! Streaming, bands and clips on networks of random weights.
+//! Networks of random weights: streams here, bands and whole clips in files of their own.
 
-use std::{ops::ControlFlow, sync::Mutex};
+mod bands;
+mod clips;
 
 use candle_core::{DType, Device, Tensor};
 use proptest::prelude::*;
 
 use crate::{
-    DecodeOptions, DecoderState, EncodeOptions, EncoderState, Error, Event, NormalizedLatents, Observer, RawLatents,
-    Remainder, Result, Silent, Tiling, WanVae, bands,
+    DecodeOptions, DecoderState, EncodeOptions, EncoderState, Error, NormalizedLatents, RawLatents, Result, Silent,
+    WanVae,
     testing::{bits, elements, latents, noise, random, relative_l2, tiny, tiny_configs},
 };
 
@@ -44,6 +45,18 @@ fn clip(vae: &WanVae, latents: &RawLatents, options: &DecodeOptions) -> Result<T
     let mut parts = Vec::new();
     vae.decode_clip(latents, options, &Silent, &mut |frames| {
         parts.push(frames);
+        Ok(())
+    })?;
+    Ok(Tensor::cat(&parts, 1).unwrap())
+}
+
+/// Latents of a clip that comes in pieces of `step` frames.
+fn encoded_clip(vae: &WanVae, x: &Tensor, step: usize, options: &EncodeOptions) -> Result<Tensor> {
+    let count = x.dims()[1];
+    let pieces = (0..count).step_by(step).map(|i| Ok(x.narrow(1, i, step.min(count - i)).unwrap()));
+    let mut parts = Vec::new();
+    vae.encode_clip(&mut { pieces }, options, &Silent, &mut |z| {
+        parts.push(z.into_tensor());
         Ok(())
     })?;
     Ok(Tensor::cat(&parts, 1).unwrap())
@@ -148,49 +161,8 @@ fn a_state_does_not_grow() {
             assert_eq!(state.bytes(), bytes);
         }
         // What the estimate says.
-        let memory = crate::DecodeMemory::new(vae.architecture(), 4, (9, 2, 2), crate::DecodePlan::Whole);
+        let memory = crate::ClipMemory::decode(vae.architecture(), 4, (9, 2, 2), crate::ClipPlan::Whole);
         assert_eq!(memory.cache, bytes);
-    }
-}
-
-#[test]
-fn bands_give_the_bits_of_whole_pictures() {
-    for vae in tiny() {
-        for (h, w) in [(20, 2), (17, 1), (3, 2)] {
-            let z = latents(7, [4, 3, h, w]);
-            let whole = clip(&vae, &z, &DecodeOptions::default().with_tiling(Tiling::Whole)).unwrap();
-            assert_eq!(bits(&whole), bits(&decode(&vae, &z, &[1, 1, 1])));
-            for count in [1, 2, 3] {
-                let banded = clip(&vae, &z, &DecodeOptions::default().with_tiling(Tiling::Bands(count))).unwrap();
-                assert_eq!(bits(&banded), bits(&whole), "{count} bands of {h} rows");
-            }
-        }
-    }
-}
-
-#[test]
-fn a_halo_that_is_too_small_shows() {
-    for vae in tiny() {
-        let z = latents(7, [4, 2, 20, 2]);
-        let whole = decode(&vae, &z, &[2]);
-        let halos = bands::halos(vae.architecture().decoder.as_ref().unwrap());
-        assert_eq!(halos[0], 7);
-        let with = |halo: usize| {
-            let mut halos = halos.clone();
-            halos[0] = halo;
-            let mut parts = Vec::new();
-            let input = vae.input(&z).unwrap();
-            vae.decode_bands_with(&input, 2, &halos, 1, &mut || Ok(()), &mut |frames| {
-                parts.push(frames);
-                Ok(())
-            })
-            .unwrap();
-            Tensor::cat(&parts, 1).unwrap()
-        };
-        assert_eq!(bits(&with(7)), bits(&whole));
-        assert_eq!(bits(&with(9)), bits(&whole));
-        assert!(relative_l2(&with(3), &whole) > 1e-5);
-        assert_ne!(bits(&with(5)), bits(&whole));
     }
 }
 
@@ -292,111 +264,4 @@ fn a_state_that_stopped_half_way_is_refused() {
     let x = noise(1, 0.5, &[3, 1, 8, 8]);
     assert!(vae.encode_with(&mut state, &x, failing).is_err());
     assert!(matches!(state.finish(), Err(Error::BrokenState)));
-}
-
-/// Records events, stops at one of them.
-struct Recorder {
-    stop_at: usize,
-    events: Mutex<Vec<String>>,
-}
-
-impl Observer for Recorder {
-    fn on_event(&self, event: &Event<'_>) -> ControlFlow<()> {
-        let mut events = self.events.lock().unwrap();
-        events.push(format!("{event:?}"));
-        if events.len() == self.stop_at { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    }
-}
-
-#[test]
-fn progress_ends_at_its_total_and_stops_where_it_is_told() {
-    for vae in tiny() {
-        for tiling in [Tiling::Whole, Tiling::Bands(2)] {
-            let z = latents(1, [4, 3, 2, 2]);
-            let options = DecodeOptions::default().with_tiling(tiling);
-            let run = |stop_at| {
-                let observer = Recorder { stop_at, events: Mutex::default() };
-                let mut frames = 0;
-                let result = vae.decode_clip(&z, &options, &observer, &mut |part| {
-                    frames += part.dims()[1];
-                    Ok(())
-                });
-                (result, frames, observer.events.into_inner().unwrap())
-            };
-            let (result, frames, events) = run(usize::MAX);
-            assert!(result.is_ok());
-            assert_eq!(frames, 9);
-            assert_eq!(events[0], "Stage { name: \"vae decode\" }");
-            let total = events.len() - 1;
-            assert_eq!(events[total], format!("Progress {{ done: {total}, total: {total} }}"));
-            for stop_at in [1, 5, total / 2, total] {
-                let (result, frames, events) = run(stop_at);
-                assert!(matches!(result, Err(Error::Cancelled(_))));
-                assert_eq!(events.len(), stop_at);
-                assert!(frames < 9);
-            }
-        }
-    }
-}
-
-#[test]
-fn a_failing_sink_ends_the_run() {
-    let [vae, _] = tiny();
-    let disk_full = || Error::Caller { what: "clip.mp4", source: "no space left".into() };
-    let mut calls = 0;
-    let result = vae.decode_clip(&latents(1, [4, 3, 1, 1]), &DecodeOptions::default(), &Silent, &mut |_| {
-        calls += 1;
-        if calls == 2 { Err(disk_full()) } else { Ok(()) }
-    });
-    assert!(matches!(result, Err(Error::Caller { .. })));
-    assert_eq!(calls, 2);
-}
-
-#[test]
-fn a_limit_that_nothing_fits_gives_the_figure() {
-    let [vae, _] = tiny();
-    let z = latents(1, [4, 3, 4, 4]);
-    let options = DecodeOptions::default().with_max_bytes(Some(1000));
-    let error = clip(&vae, &z, &options).unwrap_err();
-    assert!(matches!(error, Error::Memory { max_bytes: 1000, .. }), "{error}");
-    let whole = crate::DecodeMemory::new(vae.architecture(), 4, (3, 4, 4), crate::DecodePlan::Whole).total();
-    assert!(clip(&vae, &z, &DecodeOptions::default().with_max_bytes(Some(whole))).is_ok());
-}
-
-#[test]
-fn clips_of_every_length_are_encoded_as_asked() {
-    for vae in tiny() {
-        let s = side(&vae);
-        let run = |count: usize, remainder| {
-            let x = noise(1, 0.5, &[3, count.max(1), s, s]);
-            let mut frames = (0..count).map(|i| Ok(x.narrow(1, i, 1).unwrap()));
-            let mut parts = Vec::new();
-            let options = EncodeOptions::default().with_remainder(remainder);
-            let result = vae.encode_clip(&mut frames, &options, &Silent, &mut |z| {
-                parts.push(z.into_tensor());
-                Ok(())
-            });
-            (result, parts, x)
-        };
-        for count in [1, 5, 9] {
-            let (result, parts, x) = run(count, Remainder::Refuse);
-            let done = result.unwrap();
-            assert_eq!((done.frames, done.latents, done.trimmed, done.repeated), (count, count.div_ceil(4), 0, 0));
-            assert_eq!(bits(&Tensor::cat(&parts, 1).unwrap()), bits(&encode(&vae, &x, &[count])));
-        }
-        for count in [0, 2, 4, 6] {
-            let (result, ..) = run(count, Remainder::Refuse);
-            assert!(matches!(result, Err(Error::Frames { got, group: 4, .. }) if got == count));
-        }
-        assert!(run(6, Remainder::Refuse).0.unwrap_err().to_string().ends_with("nearest: 5 or 9"));
-        let (result, parts, x) = run(7, Remainder::Trim);
-        assert_eq!((result.as_ref().unwrap().trimmed, result.unwrap().latents), (2, 2));
-        let five = x.narrow(1, 0, 5).unwrap();
-        assert_eq!(bits(&Tensor::cat(&parts, 1).unwrap()), bits(&encode(&vae, &five, &[5])));
-        let (result, parts, x) = run(7, Remainder::Repeat);
-        assert_eq!((result.as_ref().unwrap().repeated, result.unwrap().latents), (2, 3));
-        let last = x.narrow(1, 6, 1).unwrap();
-        let nine = Tensor::cat(&[&x, &last, &last], 1).unwrap();
-        assert_eq!(bits(&Tensor::cat(&parts, 1).unwrap()), bits(&encode(&vae, &nine, &[9])));
-    }
 }

@@ -183,31 +183,17 @@ impl WanVae {
         frames: &Tensor,
         tick: Tick<'_>,
     ) -> Result<Option<RawLatents>> {
-        let encoder = self.0.encoder.as_ref().ok_or(Error::Missing { part: "encoder" })?;
-        let architecture = self.architecture();
-        let channels = architecture.in_channels();
-        let (count, height, width) = match *frames.dims() {
-            [c, m, h, w] if c == channels && m > 0 => (m, h, w),
-            _ => return Err(shape("frames", frames, format!("[{channels}, m, H, W]"))),
-        };
-        let multiple = architecture.encoder_spatial_factor();
-        for (axis, got) in [("height", height), ("width", width)] {
-            if got == 0 || !got.is_multiple_of(multiple) {
-                return Err(Error::Size { axis, got, multiple });
-            }
-        }
+        let encoder = self.require_encoder()?;
+        let (count, height, width) = self.frame_extents(frames)?;
         state.stream.check(self, (height, width))?;
-        let mut frames = self.on_device(frames, "frames")?;
-        if let Some((channel, frame, value)) = not_finite(&frames)? {
-            return Err(Error::NonFiniteFrames { value, channel, frame });
-        }
+        let mut frames = self.packable(frames)?;
         let _span = tracing::debug_span!("vae.encode", shape = ?frames.dims()).entered();
         let EncoderState { stream, waiting, latents: made } = state;
         stream.run((height, width), |stream| {
             if let Some(waiting) = waiting.take() {
                 frames = Tensor::cat(&[&waiting, &frames], 1).what("frames of a group")?;
             }
-            let group = architecture.temporal_factor();
+            let group = self.temporal_factor();
             let present = frames.dim(1).what("frames of a group")?;
             let (mut next, mut latents) = (0, Vec::new());
             loop {
@@ -230,11 +216,38 @@ impl WanVae {
                 return Ok(None);
             }
             let latents = join(latents, "latents of a clip")?;
-            if not_finite(&latents)?.is_some() {
-                return Err(Error::NonFinite { what: "latents" });
-            }
-            RawLatents::new(latents).map(Some)
+            encoded(latents).map(Some)
         })
+    }
+
+    pub(crate) fn require_encoder(&self) -> Result<&Encoder> {
+        self.0.encoder.as_ref().ok_or(Error::Missing { part: "encoder" })
+    }
+
+    /// Checked number, height and width of frames `[C, m, H, W]`.
+    pub(crate) fn frame_extents(&self, frames: &Tensor) -> Result<(usize, usize, usize)> {
+        let channels = self.architecture().in_channels();
+        let (count, height, width) = match *frames.dims() {
+            [c, m, h, w] if c == channels && m > 0 => (m, h, w),
+            _ => return Err(shape("frames", frames, format!("[{channels}, m, H, W]"))),
+        };
+        let multiple = self.architecture().encoder_spatial_factor();
+        for (axis, got) in [("height", height), ("width", width)] {
+            if got == 0 || !got.is_multiple_of(multiple) {
+                return Err(Error::Size { axis, got, multiple });
+            }
+        }
+        Ok((count, height, width))
+    }
+
+    /// Checked frames `[C, m, H, W]` as the encoder takes them.
+    pub(crate) fn packable(&self, frames: &Tensor) -> Result<Tensor> {
+        self.frame_extents(frames)?;
+        let frames = self.on_device(frames, "frames")?;
+        if let Some((channel, frame, value)) = not_finite(&frames)? {
+            return Err(Error::NonFiniteFrames { value, channel, frame });
+        }
+        Ok(frames)
     }
 }
 
@@ -251,6 +264,14 @@ pub(crate) fn finished(pixels: &Tensor) -> Result<Tensor> {
         return Err(Error::NonFinite { what: "frames" });
     }
     Ok(pixels.clamp(-1f32, 1f32).what("clamped frames")?)
+}
+
+/// Checked latents `[z, n, h, w]`.
+pub(crate) fn encoded(latents: Tensor) -> Result<RawLatents> {
+    if not_finite(&latents)?.is_some() {
+        return Err(Error::NonFinite { what: "latents" });
+    }
+    RawLatents::new(latents)
 }
 
 /// Channel, frame and value of the first element of `[C, T, H, W]` that is not finite.

@@ -101,6 +101,20 @@ pub fn header_only<'a>(
     })
 }
 
+/// What stands before the elements in a file with these tensors. The elements follow, row-major and little-endian, tensor
+/// by tensor: wider ones first, then names in order. For files that are written as their elements come.
+///
+/// # Errors
+/// [`Error::Unwritable`], as [`to_bytes`].
+pub fn header<'a>(
+    tensors: impl IntoIterator<Item = (&'a str, StoredDType, &'a [usize])>,
+    metadata: &Metadata,
+) -> Result<Vec<u8>> {
+    let entries: Vec<Entry<'_>> =
+        tensors.into_iter().map(|(name, dtype, shape)| Entry { name, dtype, shape }).collect();
+    Ok(plan(&entries, metadata, "memory")?.0)
+}
+
 /// What the header says about one tensor.
 struct Entry<'a> {
     name: &'a str,
@@ -206,6 +220,18 @@ mod tests {
 
     fn problem(tensors: &[TensorData<'_>]) -> String {
         to_bytes(tensors, &Metadata::new()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_header_and_the_elements_are_a_file() {
+        let metadata = Metadata::from([("a".to_owned(), "b".to_owned())]);
+        let (narrow, wide) = (TensorData::bf16("a", &[2], &[1.0, 2.0]), TensorData::f32("b", &[1], &[3.0]));
+        let mut file =
+            header([("a", narrow.dtype, narrow.shape.as_slice()), ("b", wide.dtype, wide.shape.as_slice())], &metadata)
+                .unwrap();
+        file.extend(wide.bytes.iter().chain(narrow.bytes.iter()));
+        assert_eq!(file, to_bytes(&[narrow, wide], &metadata).unwrap());
+        assert!(header([("a", StoredDType::F32, &[usize::MAX, 2][..])], &metadata).is_err());
     }
 
     #[test]

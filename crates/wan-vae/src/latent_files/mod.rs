@@ -6,19 +6,23 @@
 
 mod likeness;
 mod npy;
+mod reader;
 #[cfg(test)]
 mod tests;
 
-use std::{fs, io::Read, path::Path, sync::Arc};
+use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
-use candle_fork::{HostBytes, HostTensor, What};
+use candle_core::{DType, Tensor};
+use candle_fork::{HostBytes, What};
 use weights::{
-    Safetensors, StoredDType, TensorInfo, TensorSource,
-    write::{Metadata, TensorData, to_file},
+    StoredDType, TensorInfo,
+    write::{Metadata, TensorData, header, to_file},
 };
 
-pub use self::likeness::{Kind, Likeness, likeness};
+pub use self::{
+    likeness::{Kind, Likeness, likeness},
+    reader::LatentFile,
+};
 use crate::{
     error::{Error, Result},
     latents::RawLatents,
@@ -69,39 +73,20 @@ const VERSION: &str = "latent_format_version_0";
 /// First bytes of a NumPy array.
 const NPY: &[u8] = b"\x93NUMPY";
 
-/// The latents in a file as `[z, n, h, w]` f32: a safetensors file (`.latent` is one), a PyTorch checkpoint of tensors, or
-/// a NumPy array, told by its first bytes. One tensor may have any name; of several, one must be named `latent_tensor`,
-/// `latents`, `samples` or `latent`. A first axis of 1 before the channels is dropped; `[1, z, h, w]` and `[z, h, w]` are
-/// one latent frame.
-///
-/// Values are not looked at: [`WanVae::decode`](crate::WanVae::decode) refuses those that are not finite.
+/// The latents in a file as `[z, n, h, w]` f32, all at once ([`LatentFile`] gives them piece by piece).
 ///
 /// # Errors
-/// [`Error::Weights`] if the file cannot be read or is damaged; [`Error::LatentFile`] if it holds no latents that can be
-/// used.
+/// As [`LatentFile::open`].
 pub fn read(path: impl AsRef<Path>) -> Result<Tensor> {
-    let path = path.as_ref();
-    let name = path.display().to_string();
-    if path.is_file() && first_bytes(path, NPY.len())? == NPY {
-        let file = fs::read(path).map_err(|source| io("read", path, source))?;
-        return from_npy(Arc::new(file), &name);
-    }
-    from_source(&*weights::open(path)?)
+    LatentFile::open(path)?.all()
 }
 
 /// Like [`read`], for a file in memory; `name` stands for the path in messages.
 ///
 /// # Errors
-/// As [`read`].
+/// As [`LatentFile::open`].
 pub fn read_bytes(file: HostBytes, name: &str) -> Result<Tensor> {
-    let bytes = (*file).as_ref();
-    if bytes.starts_with(NPY) {
-        return from_npy(file, name);
-    }
-    if bytes.starts_with(b"PK\x03\x04") {
-        return from_source(&weights::Pth::from_bytes(file, name)?);
-    }
-    from_source(&Safetensors::from_bytes(file, name)?)
+    LatentFile::from_bytes(file, name)?.all()
 }
 
 /// Writes latents as ComfyUI does: f32, `[1, z, n, h, w]`. `metadata` goes into the file's header as it is.
@@ -116,23 +101,15 @@ pub fn write(path: impl AsRef<Path>, latents: &RawLatents, metadata: &Metadata) 
     Ok(to_file(path, &tensors, metadata)?)
 }
 
-fn from_source(source: &dyn TensorSource) -> Result<Tensor> {
-    let refuse = |problem| Error::LatentFile { file: source.describe().to_owned(), problem };
-    let tensor = choose(source.tensors()).map_err(refuse)?;
-    check_dtype(tensor.dtype).map_err(refuse)?;
-    let axes = axes(&tensor.shape).map_err(refuse)?;
-    as_tensor(&source.host(&tensor.name)?, axes)
-}
-
-fn from_npy(file: HostBytes, name: &str) -> Result<Tensor> {
-    let refuse = |problem| Error::LatentFile { file: name.to_owned(), problem };
-    let array = npy::parse((*file).as_ref()).map_err(refuse)?;
-    let axes = axes(&array.shape).map_err(refuse)?;
-    as_tensor(&HostTensor::new(file, array.bytes, array.dtype, array.shape.as_slice())?, axes)
-}
-
-fn as_tensor(host: &HostTensor, axes: [usize; 4]) -> Result<Tensor> {
-    Ok(host.to_tensor(DType::F32, &Device::Cpu)?.reshape(axes.as_slice()).what("latents")?)
+/// What stands before the elements in a file as [`write()`] makes it; they follow as f32, little-endian, in the order
+/// `[z, n, h, w]`, and end the file. For latents that are written as they come.
+///
+/// # Errors
+/// [`Error::Weights`] if the metadata are too long, or the extents too large.
+pub fn head((z, n, h, w): (usize, usize, usize, usize), metadata: &Metadata) -> Result<Vec<u8>> {
+    let axes = [1, z, n, h, w];
+    let tensors = [(KEYS[0], StoredDType::F32, &axes[..]), (VERSION, StoredDType::F32, &[0][..])];
+    Ok(header(tensors, metadata)?)
 }
 
 /// The tensor with the latents.
@@ -171,13 +148,6 @@ fn axes(shape: &[usize]) -> Result<[usize; 4], LatentFileError> {
         _ => [0; 4],
     };
     if axes.contains(&0) { Err(LatentFileError::Shape { shape: shape.to_vec() }) } else { Ok(axes) }
-}
-
-fn first_bytes(path: &Path, len: usize) -> Result<Vec<u8>> {
-    let file = fs::File::open(path).map_err(|source| io("open", path, source))?;
-    let mut bytes = Vec::new();
-    file.take(len as u64).read_to_end(&mut bytes).map_err(|source| io("read", path, source))?;
-    Ok(bytes)
 }
 
 fn io(action: &'static str, path: &Path, source: std::io::Error) -> Error {

@@ -1,8 +1,9 @@
-use std::fs;
+use std::{fs, sync::Arc};
 
+use candle_core::Device;
 use proptest::prelude::*;
 use tempfile::TempDir;
-use weights::write::to_bytes;
+use weights::{Safetensors, TensorSource, write::to_bytes};
 
 use super::*;
 use crate::{
@@ -84,6 +85,69 @@ fn a_written_file_is_comfyui_s_and_comes_back() {
     assert_eq!(elements(&back), elements(latents.tensor()));
     let lost = write(dir.path().join("none/x.latent"), &latents, &metadata).unwrap_err().to_string();
     assert!(lost.contains("none"), "{lost}");
+}
+
+#[test]
+fn the_head_of_a_file_is_that_of_a_written_one() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("clip.latent");
+    let metadata = Metadata::from([("vae".to_owned(), "x".to_owned())]);
+    write(&path, &RawLatents::new(noise(3, 1.0, &[4, 2, 3, 5])).unwrap(), &metadata).unwrap();
+    let file = fs::read(path).unwrap();
+    assert_eq!(head((4, 2, 3, 5), &metadata).unwrap(), file[..file.len() - 4 * 2 * 3 * 5 * 4]);
+    assert!(head((usize::MAX, 2, 3, 5), &metadata).is_err());
+}
+
+#[test]
+fn pieces_of_a_file_are_those_of_the_whole() {
+    let values = ramp(3 * 5 * 2 * 2);
+    let shape = [1, 3, 5, 2, 2];
+    let whole = file(&[TensorData::f32("latents", &shape, &values)]).unwrap();
+    let dict = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {}, }}", python(&shape));
+    let safetensors = to_bytes(&[TensorData::f32("latents", &shape, &values)], &Metadata::new()).unwrap();
+    for bytes in [safetensors, npy(1, &dict, &bytes(&values))] {
+        let file = LatentFile::from_bytes(Arc::new(bytes), "x.latent").unwrap();
+        assert_eq!((file.extents(), file.dtype(), file.name()), ((3, 5, 2, 2), DType::F32, "x.latent"));
+        for (first, count) in [(0, 5), (0, 1), (1, 3), (4, 1)] {
+            let piece = file.frames(first, count).unwrap();
+            assert_eq!(piece.dims(), [3, count, 2, 2]);
+            assert_eq!(elements(&piece), elements(&whole.narrow(1, first, count).unwrap()), "{first} {count}");
+        }
+        // The next channel begins where this one ends.
+        for (first, count) in [(0, 6), (4, 2), (5, 1), (usize::MAX, 2)] {
+            assert!(file.frames(first, count).is_err(), "{first} {count}");
+        }
+        assert_eq!(elements(&file.all().unwrap()), values);
+        assert_eq!(elements(&file.sample().unwrap()), values);
+    }
+    let long = to_bytes(&[TensorData::f32("latents", &[1, 40, 1, 1], &ramp(40))], &Metadata::new()).unwrap();
+    // One channel of 40 frames is taken for 40 channels, as a first axis of 1 counts clips.
+    assert_eq!(LatentFile::from_bytes(Arc::new(long), "x").unwrap().extents(), (40, 1, 1, 1));
+    let long = to_bytes(&[TensorData::f32("latents", &[2, 40, 1, 1], &ramp(80))], &Metadata::new()).unwrap();
+    let sample = LatentFile::from_bytes(Arc::new(long), "x").unwrap().sample().unwrap();
+    assert_eq!(sample.dims(), [2, 16, 1, 1]);
+    let sample = elements(&sample);
+    assert!(sample.is_sorted() && sample[0] == -3.0 && sample[15] == 34.0, "{sample:?}");
+}
+
+#[test]
+fn the_first_value_that_is_not_finite_is_named() {
+    let check = |dtype, bytes: Vec<u8>| {
+        let tensor = TensorData::new("latents", dtype, &[2, 3, 2, 2], bytes);
+        let file = to_bytes(&[tensor], &Metadata::new()).unwrap();
+        LatentFile::from_bytes(Arc::new(file), "x").unwrap().check_finite()
+    };
+    let mut values = ramp(24);
+    assert!(check(StoredDType::F32, bytes(&values)).is_ok());
+    values[12 + 4 + 3] = f32::NEG_INFINITY;
+    values[23] = f32::NAN;
+    let found = check(StoredDType::F32, bytes(&values)).unwrap_err();
+    assert!(matches!(found, Error::NonFiniteLatents { channel: 1, frame: 1, value: f32::NEG_INFINITY }), "{found}");
+    // Finite as it is stored, but not as it is used.
+    let mut wide = [1f64; 24];
+    wide[8] = 1e300;
+    let found = check(StoredDType::F64, wide.iter().flat_map(|v| v.to_le_bytes()).collect()).unwrap_err();
+    assert!(matches!(found, Error::NonFiniteLatents { channel: 0, frame: 2, .. }), "{found}");
 }
 
 #[test]

@@ -6,6 +6,8 @@
 
 mod attention;
 mod conv;
+#[cfg(test)]
+mod goldens;
 mod norm;
 mod patches;
 mod resample;

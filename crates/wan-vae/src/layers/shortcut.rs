@@ -23,7 +23,8 @@ impl AvgDown {
         Ok(residual(main, &mean)?)
     }
 
-    /// x `[1, a, T, H, W]` with zeros before it to whole groups of frames: channel `((c ft + t) fs + q) fs + r` of a
+    /// x `[1, a, T, H, W]` with zeros before it to whole groups of frames and without the last row of an odd number (of a
+    /// band): channel `((c ft + t) fs + q) fs + r` of a
     /// position is the pixel (t, q, r) of its cell of channel c, and neighbouring channels are averaged.
     fn mean(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let &Self { output, ft, fs } = self;
@@ -31,6 +32,7 @@ impl AvgDown {
         let before = frames.next_multiple_of(ft) - frames;
         let x = if before > 0 { x.pad_with_zeros(2, before, 0)? } else { x.clone() };
         let (t, h, w) = ((frames + before) / ft, height / fs, width / fs);
+        let x = if h * fs < height { x.narrow(3, 0, h * fs)? } else { x };
         let cells = x.reshape(vec![channels, t, ft, h, fs, w, fs])?.permute(vec![0, 2, 4, 6, 1, 3, 5])?;
         let grouped = cells.reshape(vec![output, channels * ft * fs * fs / output, t, h, w])?;
         grouped.mean(1)?.unsqueeze(0)

@@ -124,8 +124,8 @@ impl Decoder {
         Ok(Cut { x, input })
     }
 
-    /// One latent frame of [`Self::first_part`] to packed pixels `[1, C, m, H, W]`, not clamped. With a window, the rows of the cut
-    /// that it names become the rows of the picture that it wants.
+    /// One latent frame of [`Self::first_part`] to packed pixels `[1, C, m, H, W]`, not clamped. With a window, the rows
+    /// of the cut that it holds become the rows of the picture of its band.
     pub(crate) fn second_part(
         &self,
         cut: Cut,

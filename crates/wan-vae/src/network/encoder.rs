@@ -1,12 +1,16 @@
-//! From pixels to latents.
+//! From pixels to latents, in two parts.
+//!
+//! The first part comes down to the resolution of the latents; its tensors are large, and all its layers are local, so it
+//! can be run on bands of rows. The second holds the only layer that joins all of a frame, the attention.
 
 use candle_core::Tensor;
 
 use super::{Tick, middle::Middle};
 use crate::{
-    architecture::{Architecture, Network},
+    architecture::{Architecture, Network, Unpack},
+    bands::Window,
     error::Result,
-    layers::{AvgDown, Builder, CausalConv3d, Downsample, Norm, Pointwise, ResidualBlock, Slots, patchify},
+    layers::{AvgDown, Builder, CausalConv3d, Downsample, Norm, Pointwise, ResidualBlock, Slots, patchify, unpack},
     plan::Names,
 };
 
@@ -66,11 +70,42 @@ impl Encoder {
         Slots::new(self.slots)
     }
 
+    /// Times that [`Self::first_part`] calls its tick.
+    pub(crate) fn first_units(&self) -> usize {
+        self.stages.iter().map(|stage| stage.blocks.len()).sum()
+    }
+
+    /// Times that [`Self::second_part`] calls its tick.
+    pub(crate) fn second_units(&self) -> usize {
+        2
+    }
+
     /// Frames `[C, T, H, W]` to the mean of the latents `[z, t, h, w]`: the first frame of the stream alone, or whole
     /// groups of later ones.
     pub(crate) fn forward(&self, frames: &Tensor, slots: &mut Slots, tick: Tick<'_>) -> Result<Tensor> {
-        let mut x = self.conv_in.forward(patchify(frames, self.patch_size)?, slots)?;
-        for stage in &self.stages {
+        let x = self.first_part(self.pack(frames)?, None, slots, tick)?;
+        self.second_part(x, slots, tick)
+    }
+
+    /// Frames `[C, T, H, W]` as [`Self::first_part`] takes them.
+    pub(crate) fn pack(&self, frames: &Tensor) -> Result<Tensor> {
+        patchify(frames, self.patch_size)
+    }
+
+    /// Packed frames to the resolution of the latents, `[1, C, t, h, w]`. With a window, the rows of the packed picture
+    /// that it holds become the latent rows of its band.
+    pub(crate) fn first_part(
+        &self,
+        packed: Tensor,
+        mut window: Option<Window<'_>>,
+        slots: &mut Slots,
+        tick: Tick<'_>,
+    ) -> Result<Tensor> {
+        let mut x = self.conv_in.forward(packed, slots)?;
+        if let Some(window) = &mut window {
+            x = window.pass(&x, 1)?;
+        }
+        for (s, stage) in self.stages.iter().enumerate() {
             let input = stage.shortcut.map(|shortcut| (shortcut, x.clone()));
             for block in &stage.blocks {
                 x = block.forward(x, slots)?;
@@ -82,12 +117,23 @@ impl Encoder {
             if let Some((shortcut, input)) = input {
                 x = shortcut.add(&x, &input)?;
             }
+            if let (Some(window), Some(_)) = (&mut window, &stage.downsample) {
+                x = window.halve(&x, s + 2)?;
+            }
         }
-        x = self.middle.forward(x, slots)?;
+        match &mut window {
+            Some(window) => window.finish(&x),
+            None => Ok(x),
+        }
+    }
+
+    /// What [`Self::first_part`] gives, with all its rows, to the mean of the latents `[z, t, h, w]`.
+    pub(crate) fn second_part(&self, x: Tensor, slots: &mut Slots, tick: Tick<'_>) -> Result<Tensor> {
+        let x = self.middle.forward(x, slots)?;
         tick()?;
-        x = self.conv_out.forward_normed(&self.norm_out, x, slots)?;
-        x = self.quant.forward(&x)?;
+        let x = self.conv_out.forward_normed(&self.norm_out, x, slots)?;
+        let x = self.quant.forward(&x)?;
         tick()?;
-        crate::layers::unpack(&x, crate::architecture::Unpack::Patches(1))
+        unpack(&x, Unpack::Patches(1))
     }
 }
