@@ -11,12 +11,14 @@ mod demo;
 mod golden;
 mod measure;
 mod names;
+mod skeleton;
 
 pub use container::{Container, Stored};
 pub use demo::{DemoCopy, demo};
 pub use golden::Golden;
 pub use measure::{assert_close, assert_same_bits, max_abs, psnr, rel_l2};
 pub use names::{NameTable, published_config};
+pub use skeleton::PthSkeleton;
 
 use std::path::PathBuf;
 
