@@ -62,6 +62,30 @@ impl Checkpoint {
         self.header.insert(to.to_owned(), info);
     }
 
+    /// Takes tensors out, and their elements with them.
+    pub(crate) fn remove(&mut self, is_out: impl Fn(&str) -> bool) {
+        self.header.retain(|name, _| !is_out(name));
+        let mut data = Vec::new();
+        for (_, info) in self.header.iter_mut().filter(|(name, _)| *name != "__metadata__") {
+            let [begin, end] = [0, 1].map(|index| info["data_offsets"][index].as_u64().expect("an offset") as usize);
+            info["data_offsets"] = serde_json::json!([data.len(), data.len() + end - begin]);
+            data.extend(&self.data[begin..end]);
+        }
+        self.data = data;
+    }
+
+    /// Makes 32-bit floats of all tensors, with these bits behind those of the brain floats that they are.
+    pub(crate) fn widen(&mut self, low: u16) {
+        for (name, info) in self.header.iter_mut().filter(|(name, _)| *name != "__metadata__") {
+            assert_eq!(info["dtype"], "BF16", "{name}");
+            info["dtype"] = "F32".into();
+            let [begin, end] = [0, 1].map(|index| info["data_offsets"][index].as_u64().expect("an offset"));
+            info["data_offsets"] = serde_json::json!([2 * begin, 2 * end]);
+        }
+        let low = low.to_le_bytes();
+        self.data = self.data.chunks_exact(2).flat_map(|high| [low[0], low[1], high[0], high[1]]).collect();
+    }
+
     /// Sets the first `count` elements of a tensor.
     pub(crate) fn fill(&mut self, tensor: &str, value: f32, count: usize) {
         let info = &self.header[tensor];

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{
     checkpoint::Checkpoint,
-    support::{Place, demo_folder},
+    support::{Place, data, demo_folder, text},
 };
 
 const COMPONENTS: [(&str, &str); 3] = [
@@ -71,6 +71,41 @@ fn inspect_recognises_a_lone_file_and_names_other_things() {
 }
 
 #[test]
+fn inspect_describes_vaes_and_latents() {
+    let place = Place::new();
+    let says = |path: &str, words: &[&str]| {
+        let people = place.succeeds(&["inspect", path]).stdout;
+        for word in words {
+            assert!(people.contains(word), "no {word:?} in\n{people}");
+        }
+    };
+    let vae = data("models/wan-vae-demo");
+    let words = ["AutoencoderKLWan", "16 channels, 4x8x8", "encoder and decoder", "statistics    known"];
+    says(text(&vae), &words);
+    let json: Value = serde_json::from_str(&place.succeeds(&["inspect", text(&vae), "--json"]).stdout).expect("JSON");
+    assert_eq!(json["wan"]["vae"]["latent_channels"], 16);
+    assert_eq!(json["wan"]["vae"]["temporal_factor"], 4);
+    let original = data("../crates/wan-vae/tests/data/original.pth");
+    says(text(&original), &["PyTorch checkpoint", "original names", "channels, 4x"]);
+
+    let clip = data("models/wan-demo.latent");
+    says(text(&clip), &["16 channels, 3 frames of 8x8", "F32"]);
+    place.succeeds(&["decode", "-o", "%05d.png", "-q"]);
+    place.succeeds(&["encode", "00001.png", "-o", "a.latent", "-q"]);
+    says("a.latent", &["16 channels, 1 frames of 8x8", "wan-vae-demo"]);
+    crate::latents::write(&place.path("b.latent"), &[1, 48, 1, 1, 1], &[f32::NAN; 48]);
+    says("b.latent", &["Wan 2.2 VAE (TI2V-5B only)", "NaN"]);
+    let json: Value = serde_json::from_str(&place.succeeds(&["inspect", "b.latent", "--json"]).stdout).expect("JSON");
+    assert_eq!(json["wan"]["latents"]["channels"], 48);
+
+    let file = place.copy_vae("part").join("diffusion_pytorch_model.safetensors");
+    let mut checkpoint = Checkpoint::open(&file);
+    checkpoint.rename("decoder.conv_in.bias", "surprise");
+    checkpoint.save();
+    says("part", &["problem", "decoder.conv_in.bias"]);
+}
+
+#[test]
 fn inspect_refuses_what_is_damaged_or_missing() {
     let place = Place::new();
     place.fails(&["inspect", "missing"], 1, &["missing"]);
@@ -87,7 +122,7 @@ fn doctor_describes_the_build_and_the_machine() {
     let place = Place::new();
     let people = place.succeeds(&["doctor"]);
     assert_eq!(people.stderr, "");
-    assert!(people.stdout.contains("flux2-demo"), "{}", people.stdout);
+    assert!(people.stdout.contains("flux2-demo") && people.stdout.contains("wan-vae-demo"), "{}", people.stdout);
     let json: Value = serde_json::from_str(&place.succeeds(&["doctor", "--json"]).stdout).expect("JSON");
     assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
     assert!(json["target"].as_str().is_some_and(|target| target.contains(std::env::consts::ARCH)), "{json}");
@@ -98,7 +133,7 @@ fn doctor_describes_the_build_and_the_machine() {
 #[test]
 fn help_and_version_are_data() {
     let place = Place::new();
-    for args in [&["--help"][..], &["--version"], &["generate", "--help"], &["generate", "-h"]] {
+    for args in [&["--help"][..], &["--version"], &["generate", "--help"], &["decode", "--help"], &["encode", "-h"]] {
         let ended = place.succeeds(args);
         assert!(ended.stdout.contains("tallow") && ended.stderr.is_empty(), "{args:?}: {ended:?}");
     }

@@ -99,10 +99,22 @@ impl Place {
         chunks.iter().map(|chunk| (chunk.keyword.clone(), chunk.get_text().expect("text"))).collect()
     }
 
+    /// The pixels of a numbered series of pictures.
+    pub(crate) fn series(&self, count: usize) -> Vec<image::RgbImage> {
+        (1..=count).map(|number| self.picture(&format!("{number:05}.png"))).collect()
+    }
+
     /// A copy of the demonstration model that a test may damage.
     pub(crate) fn copy_demo(&self, name: &str) -> PathBuf {
         let to = self.path(name);
         copy_folder(&demo_folder(), &to);
+        to
+    }
+
+    /// A copy of the demonstration VAE that a test may damage.
+    pub(crate) fn copy_vae(&self, name: &str) -> PathBuf {
+        let to = self.path(name);
+        copy_folder(&data("models/wan-vae-demo"), &to);
         to
     }
 }
@@ -117,9 +129,19 @@ impl From<Output> for Ended {
     }
 }
 
+/// A file or folder of the tests in the source tree.
+pub(crate) fn data(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(path)
+}
+
 /// The demonstration model in the source tree.
 pub(crate) fn demo_folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/models/flux2-demo")
+    data("models/flux2-demo")
+}
+
+/// A path as an argument.
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().expect("a UTF-8 path")
 }
 
 fn copy_folder(from: &Path, to: &Path) {

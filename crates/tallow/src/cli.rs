@@ -5,12 +5,18 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use sampling::NoiseGenerator;
 
+mod run;
+mod video;
+
+pub(crate) use self::{
+    run::RunArgs,
+    video::{DecodeArgs, DeviceName, EncodeArgs, LatentKind, VaeArgs, WeightType},
+};
+
 /// Most pictures of one run.
 const MAX_BATCH: u64 = 10_000;
-/// Most threads of one run.
-const MAX_THREADS: u64 = 1024;
 
-/// Local image generation.
+/// Local image and video generation.
 #[derive(Debug, Parser)]
 #[command(name = "tallow", version, about, max_term_width = 100)]
 pub(crate) struct Cli {
@@ -31,7 +37,20 @@ pub(crate) enum Command {
     /// 1 the run failed, 2 the command line cannot work, 130 interrupted (Ctrl-C stops between two units of work and leaves
     /// no unfinished file; a second Ctrl-C ends at once).
     Generate(Box<GenerateArgs>),
-    /// Say what a checkpoint file or a model folder is
+    /// Make a video, or a picture, of latents
+    ///
+    /// With no LATENTS, the built-in clip is decoded with the built-in demonstration VAE. Latents are those of Wan 2.1 and
+    /// Wan 2.2 models, of Qwen-Image and of their relatives; the tensors of the VAE decide which it is.
+    ///
+    /// The path of the written file goes to standard output, everything else to standard error. Exit codes are those of
+    /// `tallow generate`; a run that does not finish leaves no file.
+    Decode(Box<DecodeArgs>),
+    /// Make latents of a video or a picture
+    ///
+    /// The path of the written file goes to standard output, everything else to standard error. Exit codes are those of
+    /// `tallow generate`; a run that does not finish leaves no file.
+    Encode(Box<EncodeArgs>),
+    /// Say what a checkpoint file, a model folder or a file of latents is
     Inspect(InspectArgs),
     /// Say what this build can do on this machine
     Doctor(DoctorArgs),
@@ -99,27 +118,18 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "NAME", default_value_t)]
     pub(crate) rng: NoiseGenerator,
 
-    /// Number of threads [default: one per core]
-    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
-    pub(crate) threads: Option<usize>,
-
     /// Write no prompt, seed and settings into the PNG file
     #[arg(long)]
     pub(crate) no_metadata: bool,
 
-    /// Say nothing but errors
-    #[arg(short, long, conflicts_with = "verbose")]
-    pub(crate) quiet: bool,
-
-    /// Say more; twice says much more
-    #[arg(short, long, action = clap::ArgAction::Count)]
-    pub(crate) verbose: u8,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
 }
 
 /// Arguments of `tallow inspect`.
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// A safetensors file, an index of shards or a model folder
+    /// A safetensors file, an index of shards, a PyTorch checkpoint, a model folder or a file of latents
     #[arg(value_name = "FILE|DIR")]
     pub(crate) path: PathBuf,
 
@@ -168,10 +178,6 @@ fn whole_number(text: &str) -> Result<usize, String> {
 
 fn batch(text: &str) -> Result<usize, String> {
     integer(text, 1, MAX_BATCH)
-}
-
-fn threads(text: &str) -> Result<usize, String> {
-    integer(text, 1, MAX_THREADS)
 }
 
 #[cfg(test)]

@@ -1,28 +1,38 @@
-//! The demonstration model inside the program: a trained miniature of FLUX.2 that draws coloured shapes.
+//! The demonstration models inside the program: trained miniatures of FLUX.2, which draws coloured shapes, and of the Wan
+//! 2.1 VAE, with a clip of latents.
 
 use weights::ModelFolder;
 
-/// Name of the model in messages and metadata.
+/// Name of the FLUX.2 model in messages and metadata.
 pub(crate) const NAME: &str = "flux2-demo";
-/// What the model can do, in one sentence.
+/// What that model can do, in one sentence.
 pub(crate) const KNOWS: &str = "it knows only coloured shapes, such as \"a red circle on a blue background\" or \"a small green square above a \
      yellow triangle on a white background\"";
+
+/// Name of the VAE in messages and metadata.
+pub(crate) const VAE_NAME: &str = "wan-vae-demo";
+/// Name of the clip in messages.
+pub(crate) const CLIP_NAME: &str = "wan-demo.latent";
 
 /// Bytes at an address that suits every element type, so that tensors can be used where they lie.
 #[repr(C, align(64))]
 struct Aligned<B: ?Sized>(B);
 
+macro_rules! bytes {
+    ($path:expr) => {{
+        const FILE: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!("../../../tests/models/", $path)));
+        &FILE.0
+    }};
+}
+
 macro_rules! model_files {
-    ($($path:literal),* $(,)?) => {
-        &[$(($path, {
-            const FILE: &Aligned<[u8]> =
-                &Aligned(*include_bytes!(concat!("../../../tests/models/flux2-demo/", $path)));
-            &FILE.0
-        })),*]
+    ($folder:literal: $($path:literal),* $(,)?) => {
+        &[$(($path, bytes!(concat!($folder, "/", $path)))),*]
     };
 }
 
 static FILES: &[(&str, &[u8])] = model_files![
+    "flux2-demo":
     "generation.json",
     "model_index.json",
     "scheduler/scheduler_config.json",
@@ -37,14 +47,37 @@ static FILES: &[(&str, &[u8])] = model_files![
     "vae/diffusion_pytorch_model.safetensors",
 ];
 
-/// The demonstration model.
+static VAE_FILES: &[(&str, &[u8])] = model_files!["wan-vae-demo": "config.json", "diffusion_pytorch_model.safetensors"];
+
+static CLIP: &[u8] = bytes!("wan-demo.latent");
+
+/// The FLUX.2 model.
 pub(crate) fn model() -> ModelFolder {
     ModelFolder::Memory(NAME, FILES)
 }
 
-/// Bytes of the model's files.
+/// Bytes of its files.
 pub(crate) fn size() -> usize {
-    FILES.iter().map(|(_, bytes)| bytes.len()).sum()
+    sum(FILES)
+}
+
+/// The VAE.
+pub(crate) fn vae() -> ModelFolder {
+    ModelFolder::Memory(VAE_NAME, VAE_FILES)
+}
+
+/// Bytes of its files.
+pub(crate) fn vae_size() -> usize {
+    sum(VAE_FILES)
+}
+
+/// The clip: a file of latents that the VAE has encoded.
+pub(crate) fn clip() -> &'static [u8] {
+    CLIP
+}
+
+fn sum(files: &[(&str, &[u8])]) -> usize {
+    files.iter().map(|(_, bytes)| bytes.len()).sum()
 }
 
 #[cfg(test)]
@@ -53,10 +86,10 @@ mod tests {
 
     #[test]
     fn files_are_whole_and_aligned() {
-        for (path, bytes) in FILES {
+        for (path, bytes) in FILES.iter().chain(VAE_FILES).chain(&[(CLIP_NAME, CLIP)]) {
             assert!(!bytes.is_empty(), "{path}");
             assert_eq!(bytes.as_ptr().addr() % 64, 0, "{path}");
         }
-        assert!(size() > 14_000_000);
+        assert!(size() > 14_000_000 && vae_size() > 3_000_000);
     }
 }

@@ -1,11 +1,11 @@
 //! What this build can do on this machine.
 
-use std::{fmt::Write, fs, num::NonZero, thread};
+use std::{fmt::Write, num::NonZero, thread};
 
 use anyhow::Context;
 use serde::Serialize;
 
-use crate::{cli::DoctorArgs, demo, failure::Failure, terminal};
+use crate::{cli::DoctorArgs, demo, failure::Failure, machine, terminal};
 
 /// A model family and the layouts it loads from.
 #[derive(Debug, Serialize)]
@@ -15,11 +15,22 @@ struct Model {
     loads_from: &'static str,
 }
 
-const MODELS: &[Model] = &[Model {
-    name: "FLUX.2 klein 4B and 9B, distilled and base",
-    does: "text to image",
-    loads_from: "a folder in the diffusers layout: safetensors, one file or shards with an index, f32, bf16 or f16",
-}];
+const MODELS: &[Model] = &[
+    Model {
+        name: "FLUX.2 klein 4B and 9B, distilled and base",
+        does: "text to image",
+        loads_from: "a folder in the diffusers layout: safetensors, one file or shards with an index, f32, bf16 or f16",
+    },
+    Model {
+        name: "VAEs of Wan 2.1, Wan 2.2 and Qwen-Image",
+        does: "latents to video and picture, and back",
+        loads_from: "a file with original, ComfyUI or diffusers names (.safetensors, .pth) or a folder, f32, bf16 or f16",
+    },
+];
+
+/// Video formats that this build writes.
+const VIDEO_FORMATS: &[&str] =
+    if cfg!(feature = "mp4") { &["mp4", "y4m", "gif", "png series"] } else { &["y4m", "gif", "png series"] };
 
 /// Everything that `doctor` finds out.
 #[derive(Debug, Serialize)]
@@ -36,8 +47,11 @@ struct Report {
     cuda_compiled: bool,
     demonstration_model: &'static str,
     demonstration_model_bytes: usize,
+    demonstration_vae: &'static str,
+    demonstration_vae_bytes: usize,
     models: &'static [Model],
     picture_formats: &'static [&'static str],
+    video_formats: &'static [&'static str],
 }
 
 /// Prints the report.
@@ -56,13 +70,12 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
 
 impl Report {
     fn new() -> Self {
-        let (memory_total_bytes, memory_available_bytes) = fs::read_to_string("/proc/meminfo")
-            .map_or((None, None), |text| (meminfo_bytes(&text, "MemTotal"), meminfo_bytes(&text, "MemAvailable")));
+        let (memory_total_bytes, memory_available_bytes) = machine::memory();
         Self {
             version: env!("CARGO_PKG_VERSION"),
             target: env!("TALLOW_TARGET"),
             features: features(),
-            cpu: fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| cpu_model(&text)),
+            cpu: machine::cpu_model(),
             simd: simd(),
             cores: thread::available_parallelism().map_or(1, NonZero::get),
             threads: rayon::current_num_threads(),
@@ -71,8 +84,11 @@ impl Report {
             cuda_compiled: cfg!(feature = "cuda"),
             demonstration_model: demo::NAME,
             demonstration_model_bytes: demo::size(),
+            demonstration_vae: demo::VAE_NAME,
+            demonstration_vae_bytes: demo::vae_size(),
             models: MODELS,
             picture_formats: &["png", "jpeg", "webp"],
+            video_formats: VIDEO_FORMATS,
         }
     }
 
@@ -98,7 +114,12 @@ impl Report {
                     demo::KNOWS
                 ),
             ),
+            (
+                "built-in vae",
+                format!("{}, {}", self.demonstration_vae, bytes(Some(self.demonstration_vae_bytes as u64))),
+            ),
             ("pictures", list(self.picture_formats)),
+            ("videos", list(self.video_formats)),
         ];
         rows.extend(
             self.models
@@ -115,6 +136,7 @@ impl Report {
 
 fn features() -> Vec<&'static str> {
     let all = [
+        ("mp4", cfg!(feature = "mp4")),
         ("cuda", cfg!(feature = "cuda")),
         ("mkl", cfg!(feature = "mkl")),
         ("accelerate", cfg!(feature = "accelerate")),
@@ -143,38 +165,26 @@ fn simd() -> Vec<&'static str> {
     all.into_iter().filter_map(|(name, on)| on.then_some(name)).collect()
 }
 
-/// The value of a line such as `MemTotal:  16393872 kB`, in bytes.
-fn meminfo_bytes(text: &str, key: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
-/// The first model name of `/proc/cpuinfo`.
-fn cpu_model(text: &str) -> Option<String> {
-    text.lines().find_map(|line| {
-        let (key, value) = line.split_once(':')?;
-        (key.trim() == "model name").then(|| value.trim().to_owned())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn proc_files_are_understood() {
-        let meminfo = "MemTotal:       16393872 kB\nMemFree: 1 kB\nMemAvailable: x kB\n";
-        assert_eq!(meminfo_bytes(meminfo, "MemTotal"), Some(16_393_872 * 1024));
-        assert_eq!(meminfo_bytes(meminfo, "MemAvailable"), None);
-        assert_eq!(meminfo_bytes(meminfo, "Mem"), None);
-        assert_eq!(cpu_model("processor\t: 0\nmodel name\t: A CPU @ 2\n").as_deref(), Some("A CPU @ 2"));
-        assert_eq!(cpu_model("processor: 0\n"), None);
-    }
-
-    #[test]
     fn the_table_has_every_row() {
         let table = Report::new().table();
-        for name in ["tallow", "target", "cpu", "simd", "memory", "cuda", "built-in model", "model", "pictures"] {
+        for name in [
+            "tallow",
+            "target",
+            "cpu",
+            "simd",
+            "memory",
+            "cuda",
+            "built-in model",
+            "built-in vae",
+            "model",
+            "pictures",
+            "videos",
+        ] {
             assert!(table.lines().any(|line| line.starts_with(name)), "{name} is missing in\n{table}");
         }
     }

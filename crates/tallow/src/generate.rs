@@ -4,7 +4,6 @@
 //! the machine (exit code 2), then the files (exit code 1).
 
 use std::{
-    fs,
     hash::{BuildHasher, RandomState},
     io::{Read, Write},
     path::{Path, PathBuf},
@@ -14,7 +13,6 @@ use std::{
 use anyhow::{Context, anyhow, bail, ensure};
 use flux2::{Flux2Pipeline, GenerateOptions, Generated, LoadOptions, sizes};
 use media::{ImageFormat, OutputFile, Rgb8};
-use policy::CancelToken;
 use weights::ModelFolder;
 
 use crate::{
@@ -38,31 +36,25 @@ const MAX_PROMPT_BYTES: u64 = 1 << 20;
 /// # Errors
 /// Usage, a failed run or an interruption; files of finished pictures of a batch stay.
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
-    logging::install(args.quiet, args.verbose);
+    logging::install(args.run.quiet, args.run.verbose);
     let plan = Plan::new(args).map_err(Failure::Usage)?;
     plan.check_files()?;
     let model = Model::open(args)?;
     let prompt = prompt(args)?;
-    let stop = interrupt::install(args.quiet)?;
-    if let Some(threads) = args.threads {
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("cannot start the threads")?;
-    }
-    let say = |line: &str| {
-        if !args.quiet {
-            terminal::stderr_line(line);
-        }
-    };
+    let stop = interrupt::install(args.run.quiet)?;
+    args.run.start_threads()?;
+    let say = |line: &str| args.run.say(line);
     if args.model.is_none() {
         say(&format!("using the built-in demonstration model {}: {}", demo::NAME, demo::KNOWS));
     }
     let start = Instant::now();
     let pipeline = Flux2Pipeline::load(&model.folder, &LoadOptions::default()).map_err(anyhow::Error::from)?;
-    stop_if(&stop)?;
+    interrupt::check(&stop)?;
     // The model may be stricter than what could be checked without it.
     pipeline.check(&plan.options(&prompt, 0)).map_err(|error| Failure::Usage(error.into()))?;
     say(&plan.summary(&pipeline));
 
-    let progress = Progress::new(stop.clone(), plan.files.len(), args.quiet);
+    let progress = Progress::new(stop.clone(), plan.files.len(), args.run.quiet);
     let mut warned = Vec::new();
     for (index, file) in plan.files.iter().enumerate() {
         progress.begin_item(index + 1);
@@ -72,7 +64,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
             Err(_) if stop.is_cancelled() => return Err(Failure::Interrupted),
             Err(error) => return Err(anyhow::Error::from(error).into()),
         };
-        stop_if(&stop)?;
+        interrupt::check(&stop)?;
         progress.clear();
         for notice in &generated.notices {
             // The same for each picture of a batch.
@@ -82,20 +74,16 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
                 warned.push(notice);
             }
         }
-        if args.verbose > 0 && file.exists() {
+        if args.run.verbose > 0 && file.exists() {
             say(&format!("replacing {}", file.display()));
         }
         plan.write(file, &generated, &options, &model.name)?;
-        if !args.quiet {
+        if !args.run.quiet {
             terminal::stdout(&format!("{}\n", file.display()))?;
         }
     }
     say(&format!("done in {:.1} s", start.elapsed().as_secs_f64()));
     Ok(())
-}
-
-fn stop_if(stop: &CancelToken) -> Result<(), Failure> {
-    if stop.is_cancelled() { Err(Failure::Interrupted) } else { Ok(()) }
 }
 
 /// What the command line asks for, checked.
@@ -129,14 +117,7 @@ impl<'a> Plan<'a> {
 
     /// Tries every place that a picture will go to. Nothing stays there until a picture is finished.
     fn check_files(&self) -> anyhow::Result<()> {
-        for file in &self.files {
-            // Opening a pipe or a device has effects of its own: a reader would see an empty file.
-            let special = fs::metadata(file).is_ok_and(|found| !found.is_file() && !found.is_dir());
-            if !special {
-                OutputFile::create(file)?;
-            }
-        }
-        Ok(())
+        self.files.iter().try_for_each(|file| output::check_place(file))
     }
 
     /// Seed of picture `index`, counted from 0.

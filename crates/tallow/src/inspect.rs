@@ -1,4 +1,6 @@
-//! `tallow inspect`: what a checkpoint file or a model folder is.
+//! `tallow inspect`: what a checkpoint file, a model folder or a file of latents is.
+
+mod wan;
 
 use std::fmt::Write;
 
@@ -13,6 +15,8 @@ use crate::{cli::InspectArgs, failure::Failure, failure::one_line, terminal};
 struct WithTotals<'a> {
     #[serde(flatten)]
     report: &'a Report,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wan: Option<&'a wan::Facts>,
     tensors: usize,
     elements: u64,
     bytes: u64,
@@ -24,18 +28,19 @@ struct WithTotals<'a> {
 /// If the path cannot be read, holds a damaged checkpoint, or the report cannot be written.
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let report = weights::inspect(&args.path).map_err(anyhow::Error::from)?;
+    let wan = wan::Facts::of(&args.path, &report);
     let text = if args.json {
         let (tensors, elements, bytes) = (report.tensors(), report.elements(), report.bytes());
-        let with_totals = WithTotals { report: &report, tensors, elements, bytes };
+        let with_totals = WithTotals { report: &report, wan: wan.as_ref(), tensors, elements, bytes };
         serde_json::to_string_pretty(&with_totals).context("cannot write the report")? + "\n"
     } else {
-        table(&report)
+        table(&report, wan.as_ref())
     };
     Ok(terminal::stdout(&text)?)
 }
 
 /// The report for people. Names come from files, so they are kept from driving the terminal.
-fn table(report: &Report) -> String {
+fn table(report: &Report, wan: Option<&wan::Facts>) -> String {
     let mut table = Table::default();
     table.row("path", &report.path);
     table.row("kind", &report.description);
@@ -58,6 +63,9 @@ fn table(report: &Report) -> String {
             let keys: Vec<_> = part.metadata.keys().map(String::as_str).collect();
             table.row("", &format!("metadata {}", keys.join(", ")));
         }
+    }
+    for (name, value) in wan.map(wan::Facts::rows).unwrap_or_default() {
+        table.row(name, &value);
     }
     if report.parts.len() > 1 {
         table.row("total", &amounts(report.tensors(), report.elements(), report.bytes()));
@@ -98,7 +106,7 @@ mod tests {
     #[test]
     fn the_built_in_model_is_recognised() {
         let report = weights::inspect::inspect_folder(&demo::model()).unwrap();
-        let table = table(&report);
+        let table = table(&report, None);
         for words in ["Flux2KleinPipeline", "FLUX.2 transformer", "FLUX.2 VAE", "Qwen3 language model", "total "] {
             assert!(table.contains(words), "no {words:?} in\n{table}");
         }

@@ -27,3 +27,11 @@ pub(crate) fn install(quiet: bool) -> anyhow::Result<CancelToken> {
     .context("cannot watch for Ctrl-C")?;
     Ok(token)
 }
+
+/// Ends the run if the token is cancelled.
+///
+/// # Errors
+/// [`Failure::Interrupted`].
+pub(crate) fn check(stop: &CancelToken) -> Result<(), Failure> {
+    if stop.is_cancelled() { Err(Failure::Interrupted) } else { Ok(()) }
+}

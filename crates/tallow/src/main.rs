@@ -1,4 +1,4 @@
-//! `tallow`: pictures from sentences, on this machine.
+//! `tallow`: pictures from sentences, and videos of latents and back, on this machine.
 //!
 //! Standard output carries only what was asked for: the paths of written files, or a report. Everything else goes to
 //! standard error. Exit codes: 0 success, 1 the run failed, 2 the command line cannot work, 130 interrupted.
@@ -13,10 +13,12 @@ mod generate;
 mod inspect;
 mod interrupt;
 mod logging;
+mod machine;
 mod metadata;
 mod output;
 mod progress;
 mod terminal;
+mod video;
 
 use std::process::ExitCode;
 
@@ -51,6 +53,8 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<(), Failure> {
     match &cli.command {
         Command::Generate(args) => generate::run(args),
+        Command::Decode(args) => video::decode::run(args),
+        Command::Encode(args) => video::encode::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Doctor(args) => doctor::run(args),
     }

@@ -1,9 +1,25 @@
-//! Where the pictures of a run go: file names, and the check that they can be written.
+//! Where the files of a run go: names, and the check that they can be written.
 
 use std::{
     ffi::OsString,
+    fs,
     path::{Path, PathBuf},
 };
+
+use media::OutputFile;
+
+/// Tries a place that a file will go to. Nothing stays there until the file is finished.
+///
+/// # Errors
+/// Those of [`OutputFile::create`].
+pub(crate) fn check_place(file: &Path) -> anyhow::Result<()> {
+    // Opening a pipe or a device has effects of its own: a reader would see an empty file.
+    let special = fs::metadata(file).is_ok_and(|found| !found.is_file() && !found.is_dir());
+    if !special {
+        OutputFile::create(file)?;
+    }
+    Ok(())
+}
 
 /// The files of a run of `batch` pictures.
 ///
