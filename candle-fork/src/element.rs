@@ -152,6 +152,16 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
+/// How the names of kernels end that work on elements of `dtype`, one of [`FLOATS`].
+#[cfg(feature = "cuda")]
+pub(crate) fn kernel_suffix(dtype: candle_core::DType) -> &'static str {
+    match dtype {
+        candle_core::DType::F16 => "f16",
+        candle_core::DType::BF16 => "bf16",
+        _ => "f32",
+    }
+}
+
 /// The element types of [`Element`], in words.
 pub(crate) const FLOATS: &str = "f32, f16 or bf16";
 

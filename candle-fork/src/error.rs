@@ -2,6 +2,8 @@
 
 use candle_core::DType;
 
+use crate::cudnn_policy::FallbackReason;
+
 /// What went wrong in an op of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -65,6 +67,16 @@ pub enum Error {
         op: &'static str,
         /// What has no path.
         what: String,
+    },
+    /// The policy allows no fallback, and one would have been needed.
+    #[error("{op}: the policy allows no fallback, but {detail}")]
+    FallbackRefused {
+        /// Name of the op.
+        op: &'static str,
+        /// Why a fallback would have been needed.
+        reason: FallbackReason,
+        /// The reason in words, with what the library said.
+        detail: String,
     },
     /// A call into candle failed.
     #[error("{what}")]

@@ -3,22 +3,34 @@
 pub mod activation;
 pub mod attention;
 pub mod conv;
+#[cfg(any(feature = "cuda", test))]
+pub mod cuda;
+#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the tests plan, only a device executes"))]
+mod cudnn;
+pub mod cudnn_policy;
+pub mod diagnosis;
 mod element;
 pub mod error;
+pub mod frames;
 pub mod gemm;
 pub mod host;
+pub mod layout;
 pub mod linear;
+pub mod memory;
 pub mod nn;
 pub mod norm;
 mod operand;
 pub mod resample;
 pub mod rope;
+#[cfg(any(feature = "cuda", test))]
+mod row_layout;
 #[cfg(test)]
 mod testing;
 
 pub use activation::{Activation, gate_residual, residual, silu, swiglu};
 pub use attention::{AttentionMask, attention};
-pub use conv::{ConvParams, conv_nd, conv1d, conv2d, conv3d};
+pub use conv::{ConvParams, conv_nd, conv_nd_add, conv1d, conv2d, conv3d};
 pub use error::{Error, Result, What};
 pub use host::{HostBytes, HostTensor};
 pub use linear::{LinearWeight, linear};

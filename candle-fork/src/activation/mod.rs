@@ -9,6 +9,8 @@ use crate::{
 };
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 pub(crate) mod device;
 pub(crate) mod exp;
 pub mod reference;
@@ -28,11 +30,13 @@ pub enum Activation {
 
 /// SiLU of every element, in one pass.
 ///
-/// **Shapes**: x of any shape and strides; result of the same shape, contiguous.
+/// **Shapes**: x of any shape and strides; result of the same shape, contiguous; on CUDA in x's
+/// [memory order](crate::layout::memory_order).
 /// **Dtypes**: f32, f16 or bf16; computed in f32, rounded once to x's dtype.
 /// **Formula**: `x / (1 + exp(-x))` ("Gaussian Error Linear Units", Hendrycks and Gimpel, section 2).
 /// **Numerics**: within 5e-7 of the exact value (relative), also where `exp(-x)` overflows f32; the same bits for every
-/// number of threads and on every CPU. Minus infinity gives NaN, like the formula.
+/// number of threads and on every CPU. Minus infinity gives NaN, like the formula. On CUDA, f16 and bf16: within 1e-5
+/// before rounding.
 /// **Policy**: none.
 ///
 /// # Errors
@@ -50,6 +54,10 @@ pub enum Activation {
 pub fn silu(x: &Tensor) -> Result<Tensor> {
     const OP: &str = "silu";
     check(OP, &[("x", x)])?;
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return cuda::silu(x);
+    }
     if !on_cpu(x) {
         return device::silu(x).what(OP);
     }
@@ -83,6 +91,10 @@ pub fn swiglu(x: &Tensor) -> Result<Tensor> {
     check(OP, &[("x", x)])?;
     if x.dims().last().is_none_or(|n| n % 2 != 0) {
         return Err(shape_error(OP, "x", x, "[.., 2n]"));
+    }
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return cuda::swiglu(x);
     }
     if !on_cpu(x) {
         return device::swiglu(x).what(OP);
@@ -121,6 +133,10 @@ pub fn gate_residual(x: &Tensor, gate: &Tensor, y: &Tensor) -> Result<Tensor> {
     };
     check_shape(OP, "y", y, x.dims())?;
     check_shape(OP, "gate", gate, &[b, h])?;
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return cuda::gate_residual(x, gate, y);
+    }
     if !on_cpu(x) {
         return device::gate_residual(x, gate, y).what(OP);
     }
@@ -129,7 +145,8 @@ pub fn gate_residual(x: &Tensor, gate: &Tensor, y: &Tensor) -> Result<Tensor> {
 
 /// Adds a branch to a residual stream, over all threads.
 ///
-/// **Shapes**: x and y alike, of any shape and strides; result of the same shape, contiguous.
+/// **Shapes**: x and y alike, of any shape and strides; result of the same shape, contiguous; on CUDA in x's
+/// [memory order](crate::layout::memory_order).
 /// **Dtypes**: f32, f16 or bf16, the same; added in f32, rounded once to that dtype.
 /// **Formula**: `x + y`.
 /// **Numerics**: one rounding; the same bits for every number of threads and on every CPU.
@@ -152,6 +169,10 @@ pub fn residual(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     check(OP, &[("x", x), ("y", y)])?;
     check_dtype(OP, "y", y, x)?;
     check_shape(OP, "y", y, x.dims())?;
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return cuda::residual(x, y);
+    }
     if !on_cpu(x) {
         return device::residual(x, y).what(OP);
     }

@@ -3,6 +3,8 @@
 use candle_core::Tensor;
 
 use self::reference::Extents;
+#[cfg(feature = "cuda")]
+use crate::cudnn_policy::{self, FallbackReason};
 use crate::{
     element::with_element,
     error::{Error, Result, What},
@@ -10,11 +12,15 @@ use crate::{
 };
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 pub mod reference;
 mod softmax;
 #[cfg(test)]
 mod tests;
+#[cfg(any(feature = "cuda", test))]
+mod tiles;
 
 /// Which keys a query sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -41,6 +47,9 @@ pub enum AttentionMask {
 /// score's rounding error becomes the weight's relative error). The same bits for every number of threads; not on every
 /// CPU, since products use its fused multiply-add. NaN and infinite scores give NaN; a NaN or an infinity in v may reach
 /// a causal query that does not see it.
+/// On CUDA: products with f32 sums; scores and softmax in f32; the weights are rounded to the operands' type before they
+/// meet the values, at most 128 MiB of scores at a time (more if one query's do not fit). The same device and shapes give
+/// the same bits.
 /// **Policy**: none yet.
 ///
 /// # Errors
@@ -90,6 +99,14 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, softmax_scale: f32, mask: A
         });
     }
     let extents = Extents { batch, q_len, k_len, heads, kv_heads, width };
+    #[cfg(feature = "cuda")]
+    if q.device().is_cuda() {
+        if cudnn_policy::attention() == cudnn_policy::Attention::Required {
+            let detail = "there is no fused kernel".into();
+            return Err(Error::FallbackRefused { op: OP, reason: FallbackReason::Unsupported, detail });
+        }
+        return cuda::attention([q, k, v], extents, softmax_scale, mask);
+    }
     if !on_cpu(q) {
         return device::attention([q, k, v], extents, softmax_scale, mask).what(OP);
     }

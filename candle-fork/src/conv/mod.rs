@@ -4,22 +4,35 @@
 //! |---|---|
 //! | `problem.rs` | the geometry, checked once |
 //! | `reference.rs` | the definition in loops, f64: the oracle |
+//! | `cpu.rs` | the choice between the fast paths on the CPU |
 //! | `im2col.rs` | patches packed panel by panel |
 //! | `winograd/` | 3 x 3 filters with 4/9 of the products |
-//! | `cpu.rs` | the choice between the fast paths |
+//! | `choose.rs` | which path a problem takes on a CUDA device |
+//! | `cuda.rs`, `tiles.rs`, `im2col.cu` | our own there: patches in tiles, and products |
+//! | `cudnn.rs` | cuDNN there |
 
+#[cfg(any(feature = "cuda", test))]
+mod choose;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cuda")]
+mod cudnn;
 mod im2col;
 mod problem;
 pub mod reference;
 #[cfg(test)]
 mod tests;
+#[cfg(any(feature = "cuda", test))]
+mod tiles;
 mod winograd;
 
 use candle_core::{DType, Device, Tensor};
 
 pub use problem::ConvProblem;
 
+#[cfg(feature = "cuda")]
+use crate::cudnn_policy;
 use crate::{
     error::{Error, Result, What},
     gemm::unsupported,
@@ -62,14 +75,21 @@ impl<const D: usize> Default for ConvParams<D> {
 /// **Numerics** (CPU): 3 x 3 filters over the last two axes at stride and dilation 1 run by Winograd's algorithm
 /// F(2 x 2, 3 x 3) where there are enough filters and outputs to pay. Otherwise the depth (c, then taps) is summed in
 /// blocks of 192, the blocks' sums in order; where a group has one or two filters, one product after another. Never
-/// depends on the number of threads. No buffer of columns; scratch memory of at most 100 MiB. The tests hold 1e-5 relative to a sum in f64.
+/// depends on the number of threads. No buffer of columns; scratch memory of at most 100 MiB. The tests hold 1e-5
+/// relative to a sum in f64.
 ///
-/// On other devices: candle's own convolution on a contiguous weight, padding applied first; one and two axes with
-/// equal strides and dilations.
+/// On CUDA: our own tiled im2col, or cuDNN where the thread's [policy](crate::cudnn_policy) wants it; sums in f32 (never
+/// TF32 unless the policy says so), rounded once. Half precision gives a [channels-last](crate::layout) result and reads
+/// channels-last operands where they lie; f32 gives and reads contiguous ones. Others are copied to that order first, a
+/// weight at every call: repack weights once, when they are loaded. On other devices: candle's own convolution on a
+/// contiguous weight, padding applied first; one and two axes with equal strides and dilations.
+///
+/// **Policy**: [`cudnn_policy`](crate::cudnn_policy), on CUDA. Convolutions with filters of one tap, stride 1 and no
+/// padding are a matrix product under every policy.
 ///
 /// **Errors**: those of [`ConvProblem::new`]; [`Error::Shape`] for a bias that is not `[K]`; [`Error::DType`];
 /// [`Error::Argument`] if an operand tracks gradients or lies on another device; [`Error::Unsupported`] for what the
-/// device has no path for.
+/// device has no path for; [`Error::FallbackRefused`] if the policy requires cuDNN and it does not serve.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -88,28 +108,97 @@ pub fn conv_nd<const D: usize>(
     bias: Option<&Tensor>,
     params: &ConvParams<D>,
 ) -> Result<Tensor> {
+    forward(x, weight, bias, None, params)
+}
+
+/// [`conv_nd`] with a residual: `y = convolution + bias + residual`.
+///
+/// **Shapes**: residual as the result. **Dtypes**: residual any float type, converted to x's first.
+///
+/// **Numerics**: on CUDA the sum is rounded once. Elsewhere the convolution with its bias is rounded to x's dtype, then the
+/// sum with the residual.
+///
+/// **Errors**: those of [`conv_nd`]; [`Error::Shape`] for a residual of another shape.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use candle_fork::{ConvParams, conv::conv_nd_add};
+///
+/// let x = Tensor::new(&[[[1f32, 2., 3.]]], &Device::Cpu)?;
+/// let weight = Tensor::new(&[[[10f32]]], &Device::Cpu)?;
+/// let y = conv_nd_add(&x, &weight, None, &x, &ConvParams::<1>::default())?;
+/// assert_eq!(y.to_vec3::<f32>()?, [[[11., 22., 33.]]]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn conv_nd_add<const D: usize>(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    residual: &Tensor,
+    params: &ConvParams<D>,
+) -> Result<Tensor> {
+    forward(x, weight, bias, Some(residual), params)
+}
+
+/// Checks the operands and hands them to the device.
+fn forward<const D: usize>(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    residual: Option<&Tensor>,
+    params: &ConvParams<D>,
+) -> Result<Tensor> {
     let problem = ConvProblem::new(x.dims(), weight.dims(), params)?;
-    if let Some(bias) = bias
-        && bias.dims() != [problem.k]
-    {
-        let expected = format!("[{}]", problem.k);
-        return Err(Error::Shape { op: OP, operand: "bias", got: bias.dims().to_vec(), expected });
+    let dims = problem.output_dims::<D>();
+    let shaped = [("bias", bias, vec![problem.k]), ("residual", residual, dims.clone())];
+    for (operand, tensor, wanted) in &shaped {
+        if let Some(got) = tensor.map(Tensor::dims)
+            && got != wanted.as_slice()
+        {
+            return Err(Error::Shape { op: OP, operand, got: got.to_vec(), expected: format!("{wanted:?}") });
+        }
     }
     for (operand, dtype) in [("x", x.dtype()), ("weight", weight.dtype())] {
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
             return Err(unsupported(OP, operand, dtype));
         }
     }
-    if x.track_op() || weight.track_op() || bias.is_some_and(Tensor::track_op) {
+    let others = [Some(weight), bias, residual];
+    if x.track_op() || others.iter().flatten().any(|operand| operand.track_op()) {
         return Err(Error::Argument { op: OP, what: "operands that track gradients are not supported".into() });
     }
-    if !weight.device().same_device(x.device()) || bias.is_some_and(|b| !b.device().same_device(x.device())) {
+    if others.iter().flatten().any(|operand| !operand.device().same_device(x.device())) {
         return Err(Error::Argument { op: OP, what: "operands lie on different devices".into() });
     }
-    match x.device() {
-        Device::Cpu => cpu::forward(x, weight, bias, &problem, problem.output_dims::<D>()),
-        _ => composed(x, weight, bias, params),
+    let y = match x.device() {
+        Device::Cpu => cpu::forward(x, weight, bias, &problem, dims)?,
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => return on_cuda(x, weight, bias, residual, &problem, dims),
+        _ => composed(x, weight, bias, params)?,
+    };
+    let Some(residual) = residual else { return Ok(y) };
+    residual.to_dtype(y.dtype()).and_then(|residual| &y + residual).what("conv: residual")
+}
+
+/// The path that the policy and the problem choose, and our own where cuDNN does not serve.
+#[cfg(feature = "cuda")]
+fn on_cuda(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    residual: Option<&Tensor>,
+    problem: &ConvProblem,
+    dims: Vec<usize>,
+) -> Result<Tensor> {
+    let backend = cudnn_policy::backend();
+    if choose::choose(problem, dims.len() - 2, x.dtype(), backend) == choose::Path::Cudnn {
+        let policy = cudnn_policy::current();
+        match cudnn::forward(x, weight, bias, residual, problem, &dims, &policy)? {
+            Ok(y) => return Ok(y),
+            Err(refusal) => cudnn::fall_back(refusal, backend)?,
+        }
     }
+    cuda::forward(x, weight, bias, residual, problem, dims)
 }
 
 /// Candle's convolution behind explicit padding, on a contiguous weight.

@@ -129,6 +129,21 @@ impl ConvProblem {
         self.output.iter().product()
     }
 
+    /// Whether every patch is the one pixel at its output's place, so that the convolution is a matrix product.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the CPU path does not ask"))]
+    pub(super) fn is_pointwise(&self) -> bool {
+        self.filter == [1; 3] && self.stride == [1; 3] && self.padding == [0; 3] && self.output == self.input
+    }
+
+    /// The zeros behind each axis that the output needs. Fewer than were given, if some of those are in no patch.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the CPU path does not ask"))]
+    pub(super) fn padding_after(&self) -> [usize; 3] {
+        std::array::from_fn(|axis| {
+            let last = (self.output[axis] - 1) * self.stride[axis] + (self.filter[axis] - 1) * self.dilation[axis];
+            (last + 1).saturating_sub(self.padding[axis] + self.input[axis])
+        })
+    }
+
     /// Shape of the output, `[N, K]` and the D innermost extents.
     pub(super) fn output_dims<const D: usize>(&self) -> Vec<usize> {
         [self.n, self.k].iter().chain(&self.output[3 - D..]).copied().collect()

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Result, Tensor, Var};
 use proptest::prelude::*;
 
-use super::{ConvParams, ConvProblem, conv_nd, conv1d, conv2d, conv3d, reference, winograd};
+use super::{ConvParams, ConvProblem, conv_nd, conv_nd_add, conv1d, conv2d, conv3d, reference, winograd};
 use crate::{error::Error, gemm::test_data::noise};
 
 /// One row of a table.
@@ -447,5 +447,50 @@ proptest! {
             stride: stride.map(small), dilation: dilation.map(small), padding: before.map(|b| (small(b), small(b))), groups: small(groups),
         };
         let _ = ConvProblem::new(&x.map(small), &w.map(small), &params);
+    }
+}
+
+#[test]
+fn a_residual_is_added_to_the_convolution() -> Result<()> {
+    let case = case::<2>(2, 6, 4, [5, 7], [3, 3]).same();
+    let (x, weight, bias) = case.tensors()?;
+    let residual = Tensor::from_vec(noise(2 * 4 * 5 * 7, 9), (2, 4, 5, 7), &Device::Cpu)?;
+    let plain = conv_nd(&x, &weight, Some(&bias), &case.params).unwrap();
+    // In any layout and dtype of the residual.
+    let relaid = relaid(&residual, 0)?.unwrap();
+    for other in [residual.clone(), relaid, residual.to_dtype(DType::F64)?] {
+        let sum = conv_nd_add(&x, &weight, Some(&bias), &other, &case.params).unwrap();
+        assert_eq!(values(&sum), values(&(&plain + &residual)?));
+    }
+    let narrow = residual.narrow(3, 0, 6)?;
+    let error = conv_nd_add(&x, &weight, Some(&bias), &narrow, &case.params).unwrap_err();
+    assert!(matches!(error, Error::Shape { operand: "residual", .. }), "{error}");
+    Ok(())
+}
+
+#[test]
+fn the_padding_behind_is_what_the_output_needs() {
+    for (input, filter, stride, dilation) in
+        (1..8).flat_map(|i| (1..4).flat_map(move |f| (1..4).flat_map(move |s| (1..3).map(move |d| (i, f, s, d)))))
+    {
+        for (before, after) in (0..4).flat_map(|b| (0..4).map(move |a| (b, a))) {
+            let params = ConvParams::<1> {
+                stride: [stride],
+                dilation: [dilation],
+                padding: [(before, after)],
+                ..Default::default()
+            };
+            let Ok(problem) = ConvProblem::new(&[1, 1, input], &[1, 1, filter], &params) else { continue };
+            let needed = problem.padding_after()[2];
+            assert!(needed <= after, "{problem:?}");
+            let again = ConvParams::<1> { padding: [(before, needed)], ..params };
+            let again = ConvProblem::new(&[1, 1, input], &[1, 1, filter], &again).unwrap();
+            assert_eq!(again.output, problem.output);
+            if needed > 0 {
+                let less = ConvParams::<1> { padding: [(before, needed - 1)], ..params };
+                let less = ConvProblem::new(&[1, 1, input], &[1, 1, filter], &less);
+                assert!(less.is_ok_and(|less| less.output != problem.output) || problem.output[2] == 1);
+            }
+        }
     }
 }

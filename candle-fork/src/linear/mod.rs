@@ -1,6 +1,8 @@
 //! Linear maps whose weights may lie in mapped memory, in half precision, or in several pieces.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -185,7 +187,10 @@ impl LinearWeight {
 /// no f32 copy of a matrix ever exists. Up to 4 rows of x take a path that reads the weights once at memory speed and
 /// sums in another order. The tests hold 1e-5 relative to a sum in f64.
 ///
-/// On other devices: candle's matmul in x's dtype, with the weight converted for the call.
+/// On CUDA: cuBLAS products with f32 sums (f32 is true f32); a weight of x's dtype that lies on the device in rows or columns
+/// is not copied. Operands of different dtypes are widened to f32 for the call, without the speed of half precision; host
+/// memory is uploaded for it. The same device and shapes give the same bits. On other devices: candle's matmul in x's
+/// dtype, with the weight converted for the call.
 ///
 /// **Errors**: [`Error::Shape`] for a last axis other than `in_features` or a bias of another length;
 /// [`Error::DType`] for an x that is not f32, f16 or bf16; [`Error::Argument`] if an operand tracks gradients;
@@ -222,6 +227,8 @@ pub fn linear(x: &Tensor, weight: &LinearWeight, bias: Option<&Tensor>) -> Resul
     }
     match x.device() {
         Device::Cpu => cpu::linear(x, weight, bias),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) => cuda::linear(x, weight, bias),
         device => {
             let weight = weight.to_tensor(x.dtype(), device)?;
             let y = x.broadcast_matmul(&weight.t().what(OP)?).what("linear: matmul")?;

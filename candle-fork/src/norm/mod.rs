@@ -10,9 +10,13 @@ use crate::{
 };
 
 mod channels;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 mod groups;
 mod moments;
+#[cfg(any(feature = "cuda", test))]
+mod plan;
 pub mod reference;
 mod rows;
 #[cfg(test)]
@@ -29,19 +33,22 @@ fn check_eps(op: &'static str, eps: f64) -> Result<()> {
 
 /// Group norm with an activation, rounded once.
 ///
-/// **Shapes**: x `[N, C, ..]` with any strides (one copy if not contiguous), weight and bias `[C]`; result of x's shape,
-/// contiguous.
+/// **Shapes**: x `[N, C, ..]` with any strides (one copy if not contiguous), weight and bias `[C]`; result of x's
+/// shape, contiguous; on CUDA in x's [memory order](crate::layout::memory_order), with a copy only if x is packed in
+/// neither.
 /// **Dtypes**: each operand f32, f16 or bf16; statistics in f64, the rest in f32, one rounding to x's dtype.
-/// **Formula**: `activation((x - mean) / sqrt(variance + eps) * weight + bias)` with the moments of each of `num_groups`
-/// runs of C / num_groups channels ("Group Normalization", Wu and He, equations 1-6; variance divides by the count).
-/// **Numerics**: a large mean costs no digits (two passes per block of 16384, blocks merged in order); within 1e-6 of the
-/// exact value, relative to the largest term of the sum. The same bits for every number of threads and on every CPU.
+/// **Formula**: `activation((x - mean) / sqrt(variance + eps) * weight + bias)` with the moments of each of
+/// `num_groups` runs of C / num_groups channels ("Group Normalization", Wu and He, equations 1-6; variance divides by
+/// the count).
+/// **Numerics**: a large mean costs no digits (two passes per block of 16384, blocks merged in order); within 1e-6 of
+/// the exact value, relative to the largest term of the sum. The same bits for every number of threads and on every
+/// CPU. CUDA: runs of 32 values in f32, merged in f64; within 4e-6; the same bits from run to run.
 /// **Policy**: none.
 ///
 /// # Errors
 /// - [`Error::Shape`] if x has less than two axes, or weight or bias is not `[C]`.
-/// - [`Error::Argument`] if `num_groups` does not divide C, eps is negative or not finite, or an operand tracks gradients
-///   or is on another device.
+/// - [`Error::Argument`] if `num_groups` does not divide C, eps is negative or not finite, or an operand tracks
+///   gradients or is on another device.
 /// - [`Error::DType`] for other element types.
 ///
 /// # Example
@@ -76,6 +83,10 @@ pub fn group_norm(
         });
     }
     check_eps(OP, eps)?;
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return cuda::group_norm(x, weight, bias, num_groups, eps, activation);
+    }
     if !on_cpu(x) {
         return device::group_norm(x, weight, bias, num_groups, eps, activation).what(OP);
     }
@@ -99,6 +110,8 @@ pub fn group_norm(
 /// **Formula**: `x / sqrt(mean(x^2) + eps) * weight` ("Root Mean Square Layer Normalization", Zhang and Sennrich,
 /// equation 4).
 /// **Numerics**: within 3e-7 of the exact value (relative). The same bits for every number of threads and on every CPU.
+/// CUDA: squares summed in f32 by each thread, in f64 over threads; within 1e-6 while squares stay inside of f32's
+/// range; the same bits from run to run.
 /// **Policy**: none.
 ///
 /// # Errors
@@ -122,6 +135,10 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     };
     check_shape(OP, "weight", weight, &[n])?;
     check_eps(OP, eps)?;
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return cuda::rms_norm(x, weight, eps);
+    }
     if !on_cpu(x) {
         return device::rms_norm(x, weight, eps).what(OP);
     }
@@ -136,8 +153,9 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
 /// **Dtypes**: each operand f32, f16 or bf16; statistics in f64, the rest in f32, one rounding to x's dtype.
 /// **Formula**: `(x - mean) / sqrt(variance + eps) * weight + bias` ("Layer Normalization", Ba, Kiros and Hinton,
 /// equations 3 and 4; variance divides by the count). No weight means ones, no bias means zeros.
-/// **Numerics**: a large mean costs no digits (two passes); within 1e-6 of the exact value, relative to the largest term
-/// of the sum. The same bits for every number of threads and on every CPU.
+/// **Numerics**: a large mean costs no digits (two passes); within 1e-6 of the exact value, relative to the largest
+/// term of the sum. The same bits for every number of threads and on every CPU. CUDA: as [`rms_norm`], around a mean in
+/// f32 and its correction; within 2e-6.
 /// **Policy**: none.
 ///
 /// # Errors
@@ -165,6 +183,10 @@ pub fn layer_norm(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, ep
         }
     }
     check_eps(OP, eps)?;
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return cuda::layer_norm(x, weight, bias, eps);
+    }
     if !on_cpu(x) {
         return device::layer_norm(x, weight, bias, eps).what(OP);
     }
@@ -178,11 +200,11 @@ pub fn layer_norm(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, ep
 
 /// Layer norm without weights, then a scale and a shift for each batch item (adaptive norm), rounded once.
 ///
-/// **Shapes**: x `[B, S, H]` with any strides (no copy while the last axis is packed), shift and scale `[B, H]`; result of
-/// x's shape, contiguous. The argument order is shift, scale: that of the halves in the published FLUX weights.
+/// **Shapes**: x `[B, S, H]` with any strides (no copy while the last axis is packed), shift and scale `[B, H]`; result
+/// of x's shape, contiguous. The argument order is shift, scale: that of the halves in the published FLUX weights.
 /// **Dtypes**: each operand f32, f16 or bf16; statistics in f64, the rest in f32, one rounding to x's dtype.
-/// **Formula**: `(1 + scale) * (x - mean) / sqrt(variance + eps) + shift` ("Scalable Diffusion Models with Transformers",
-/// Peebles and Xie, section 3.2; `black-forest-labs/flux2: src/flux2/model.py`).
+/// **Formula**: `(1 + scale) * (x - mean) / sqrt(variance + eps) + shift` ("Scalable Diffusion Models with
+/// Transformers", Peebles and Xie, section 3.2; `black-forest-labs/flux2: src/flux2/model.py`).
 /// **Numerics**: as [`layer_norm`].
 /// **Policy**: none.
 ///
@@ -209,6 +231,10 @@ pub fn layer_norm_modulate(x: &Tensor, shift: &Tensor, scale: &Tensor, eps: f64)
     check_shape(OP, "shift", shift, &[batch, n])?;
     check_shape(OP, "scale", scale, &[batch, n])?;
     check_eps(OP, eps)?;
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return cuda::layer_norm_modulate(x, shift, scale, eps);
+    }
     if !on_cpu(x) {
         return device::layer_norm_modulate(x, shift, scale, eps).what(OP);
     }
@@ -246,20 +272,22 @@ pub fn channel_rms_norm(x: &Tensor, gamma: &Tensor, activation: Activation) -> R
 /// causal convolution in one pass.
 ///
 /// **Shapes**: x `[N, C, T, ..]`, past `[N, C, P, ..]`, gamma `[C]` or `[C, 1, ..]`; result `[N, C, P + T, ..]`,
-/// contiguous. x and past are copied first if not contiguous.
+/// contiguous. x and past are copied first if not contiguous. On CUDA the result is in x's
+/// [memory order](crate::layout::memory_order), and x and past are copied first if they are not packed in it.
 /// **Dtypes**: x f32, f16 or bf16, past the same; gamma any of these; computed in f32, rounded once to x's dtype. The
 /// elements of past are copied.
-/// **Formula**: `activation(x / max(norm(x), 1e-12) * sqrt(C) * gamma)` with the Euclidean norm over the channels of one
-/// position (`Wan-Video/Wan2.1: wan/modules/vae.py`, `RMS_norm`). All-zero channels give 0. There is no epsilon inside of
-/// the root and no mean.
-/// **Numerics**: squares summed 16 channels at a time; within 2e-6 of the exact value (relative, before the activation) while they stay inside of
-/// f32's range, that is for magnitudes from 1e-18 to 1e18. A position's bits depend on nothing but its channels: not on
-/// the other positions, nor on the number of threads. The same bits on every CPU.
+/// **Formula**: `activation(x / max(norm(x), 1e-12) * sqrt(C) * gamma)` with the Euclidean norm over the channels of
+/// one position (`Wan-Video/Wan2.1: wan/modules/vae.py`, `RMS_norm`). All-zero channels give 0. There is no epsilon
+/// inside of the root and no mean.
+/// **Numerics**: squares summed 16 channels at a time; within 2e-6 of the exact value (relative, before the activation)
+/// while they stay inside of f32's range, that is for magnitudes from 1e-18 to 1e18. A position's bits depend on
+/// nothing but its channels: not on the other positions, nor on the number of threads. The same bits on every CPU. On
+/// CUDA a position's bits depend on its channels, and on whether they are packed at 16-byte boundaries.
 /// **Policy**: none.
 ///
 /// # Errors
-/// - [`Error::Shape`] if x has less than three axes, past differs from x in another axis than the third, or gamma is not
-///   `[C]` but for axes of extent 1.
+/// - [`Error::Shape`] if x has less than three axes, past differs from x in another axis than the third, or gamma is
+///   not `[C]` but for axes of extent 1.
 /// - [`Error::Argument`] if an operand tracks gradients or is on another device.
 /// - [`Error::DType`] for other element types, or if past's differs from x's.
 ///
@@ -296,6 +324,10 @@ pub fn channel_rms_norm_after(
             return Err(shape_error(OP, "past", past, format!("{dims:?} but for the third extent")));
         }
         dims[2] += past.dims()[2];
+    }
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return cuda::channel_rms_norm(past, x, gamma, &dims, activation);
     }
     if !on_cpu(x) {
         return device::channel_rms_norm(past, x, gamma, activation).what(OP);

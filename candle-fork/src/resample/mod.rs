@@ -9,6 +9,8 @@ use crate::{
 };
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 pub mod reference;
 #[cfg(test)]
@@ -36,7 +38,7 @@ pub fn upsample_nearest2d(x: &Tensor, factor: usize) -> Result<Tensor> {
 /// Nearest upsampling along `D` axes, each by its whole factor.
 ///
 /// **Shapes**: x `[N, C, X1, .., XD]` with any strides (no copy while the last axis is packed); result
-/// `[N, C, X1 f1, .., XD fD]`, contiguous.
+/// `[N, C, X1 f1, .., XD fD]`, contiguous; on CUDA in x's [memory order](crate::layout::memory_order).
 /// **Dtypes**: f32, f16 or bf16; elements are copied.
 /// **Formula**: `y[n, c, i1, .., iD] = x[n, c, i1 / f1, .., iD / fD]`, rounding down.
 /// **Numerics**: exact.
@@ -78,6 +80,10 @@ fn upsample<const D: usize>(op: &'static str, x: &Tensor, factors: [usize; D]) -
     if bytes.is_none_or(|n| n > isize::MAX as usize) {
         return Err(shape_error(op, "x", x, format!("few enough elements for factors {factors:?}")));
     }
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return cuda::upsample_nearest(x, &out_dims, &factors);
+    }
     if !on_cpu(x) {
         return device::upsample_nearest(x, &out_dims, &factors).what(op);
     }
@@ -87,7 +93,7 @@ fn upsample<const D: usize>(op: &'static str, x: &Tensor, factors: [usize; D]) -
 /// Four images become one of twice the extents: each holds the pixels of one parity.
 ///
 /// **Shapes**: four of `[.., H, W]`, alike, with any strides (one copy if not contiguous); result `[.., 2 H, 2 W]`,
-/// contiguous.
+/// contiguous; on CUDA, from rank 4 on, in the [memory order](crate::layout::memory_order) of the first.
 /// **Dtypes**: f32, f16 or bf16, the same for all; elements are copied.
 /// **Formula**: `y[.., 2 i + a, 2 j + b] = parts[2 a + b][.., i, j]` for a and b in 0..2. With it, nearest doubling
 /// followed by a 3 x 3 convolution is four 2 x 2 convolutions of the small image.
@@ -120,6 +126,10 @@ pub fn interleave2d(parts: &[Tensor; 4]) -> Result<Tensor> {
     };
     let mut dims = lead.to_vec();
     dims.extend([h.saturating_mul(2), w.saturating_mul(2)]);
+    #[cfg(feature = "cuda")]
+    if first.device().is_cuda() {
+        return cuda::interleave2d(parts, &dims);
+    }
     if !on_cpu(first) {
         return device::interleave2d(parts, dims).what(OP);
     }

@@ -10,6 +10,8 @@ use crate::{
 };
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 pub mod reference;
 #[cfg(test)]
@@ -80,6 +82,10 @@ fn rope(op: &'static str, x: &Tensor, cos: &Tensor, sin: &Tensor, pairing: Pairi
         if table.dtype() != DType::F32 {
             return Err(Error::DType { op, operand: name, got: table.dtype(), expected: "f32" });
         }
+    }
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return cuda::rope(op, x, cos, sin, pairing);
     }
     if !on_cpu(x) {
         return device::rope(x, cos, sin, pairing).what(op);

@@ -1,0 +1,64 @@
+//! Page-locked memory that frames are copied to without the host waiting.
+
+use candle_core::{
+    Storage, Tensor,
+    cuda_backend::{CudaStorageSlice, WrapErr, cudarc::driver::PinnedHostSlice},
+};
+
+use crate::{
+    cuda::tensor::device_of,
+    error::{Error, Result, What},
+};
+
+const OP: &str = "download of frames";
+
+/// Host memory of a batch of frames. Kept for the next batch: to lock pages stops the device for a moment.
+#[derive(Debug)]
+pub(in crate::frames) struct Buffers {
+    pixels: PinnedHostSlice<u8>,
+    flags: PinnedHostSlice<u32>,
+    flag_count: usize,
+}
+
+impl Buffers {
+    /// Enqueues the copy of both tensors, which are contiguous, into `spare` if it is large enough.
+    pub(in crate::frames) fn fill(spare: Option<Self>, pixels: &Tensor, flags: &Tensor) -> Result<Self> {
+        let device = device_of(OP, pixels)?;
+        let stream = device.cuda_stream();
+        let (pixel_count, flag_count) = (pixels.elem_count(), flags.elem_count());
+        let fits = |b: &Self| b.pixels.len() >= pixel_count && b.flags.len() >= flag_count;
+        let mut buffers = match spare.filter(fits) {
+            Some(buffers) => buffers,
+            None => {
+                let context = stream.context();
+                // Plain flags: write-combined memory is read back at a tenth of the speed.
+                // SAFETY: nothing reads the memory before a copy has filled it: `wait` reads what `fill` asked for.
+                let pixels = unsafe { context.alloc_pinned_with_flags(pixel_count.max(1), 0) }.w().what(OP)?;
+                // SAFETY: as above.
+                let flags = unsafe { context.alloc_pinned_with_flags(flag_count.max(1), 0) }.w().what(OP)?;
+                Self { pixels, flags, flag_count }
+            }
+        };
+        buffers.flag_count = flag_count;
+        let unexpected = || Error::Argument { op: OP, what: "frames are not bytes on a CUDA device".to_owned() };
+        {
+            let (storage, _) = pixels.storage_and_layout();
+            let Storage::Cuda(storage) = &*storage else { return Err(unexpected()) };
+            let CudaStorageSlice::U8(bytes) = &storage.slice else { return Err(unexpected()) };
+            stream.memcpy_dtoh(&bytes.slice(..pixel_count), &mut buffers.pixels).w().what(OP)?;
+        }
+        let (storage, _) = flags.storage_and_layout();
+        let Storage::Cuda(storage) = &*storage else { return Err(unexpected()) };
+        let CudaStorageSlice::U32(words) = &storage.slice else { return Err(unexpected()) };
+        stream.memcpy_dtoh(&words.slice(..flag_count), &mut buffers.flags).w().what(OP)?;
+        Ok(buffers)
+    }
+
+    /// The first `count` bytes and whether no flag is set, once the copies are done.
+    pub(in crate::frames) fn wait(&self, count: usize) -> Result<(Vec<u8>, bool)> {
+        let flags = self.flags.as_slice().w().what(OP)?;
+        let finite = flags.iter().take(self.flag_count).all(|&flag| flag == 0);
+        let pixels = self.pixels.as_slice().w().what(OP)?;
+        Ok((pixels.get(..count).unwrap_or(pixels).to_vec(), finite))
+    }
+}

@@ -1,0 +1,194 @@
+// Norms over the last axis:
+//
+//     rms_norm:    y[r, i] = x[r, i] / sqrt(mean(x[r]^2) + eps) * scale[i]
+//     layer_norm:  y[r, i] = (x[r, i] - mean(x[r])) / sqrt(variance(x[r]) + eps) * (one + scale[b, i]) + shift[b, i]
+//
+// with b = r / rows_per_batch. References: rows.rs is the same on the CPU; black-forest-labs/flux2: src/flux2/model.py.
+//
+// x: rows of `width` packed elements that lie as their row layout says; y packed.
+// A row belongs to `lanes` threads: a power of two up to 32, or the whole block.
+// *_K_*: each thread holds K vectors of 16 bytes in registers, so memory is read once; rows are 16-byte aligned and
+//     `width` is a multiple of 16 bytes, at most K * lanes of them.
+// *_any_*: any width and alignment, a block per row, which is read again from the near cache for each pass.
+//
+// Squares are summed in f32 by each thread and in f64 over threads. The mean of a layer norm is corrected by the mean
+// of the distances from it, so a large mean costs no digits. Shared memory: 8 warps times 8 bytes. Indices have 64
+// bits.
+
+#include "element.cuh"
+#include "norm/reduce.cuh"
+#include "row_layout.cuh"
+
+// `Params` in cuda/rows.rs.
+struct Params {
+    const void* x;
+    // May be null.
+    const void* scale;
+    const void* shift;
+    void* out;
+    RowLayout x_rows;
+    uint64_t rows;
+    uint64_t width;
+    uint64_t rows_per_batch;
+    double eps;
+    uint32_t lanes;
+    uint32_t scale_type;
+    uint32_t shift_type;
+    // Added to the scale: 0, or 1 where a scale is what differs from 1.
+    float one;
+};
+
+constexpr int THREADS = 256;
+
+__device__ __forceinline__ float inverse_root(double mean_square, double eps) {
+    return 1.0f / sqrtf(static_cast<float>(mean_square + eps));
+}
+
+// What a row is shifted by (in two parts: the f32 nearest to a large mean is too far from it) and multiplied by.
+struct Statistics {
+    float mean;
+    float correction;
+    float inverse;
+};
+
+// `each(f)` calls f with every value of the row that this thread holds.
+template <bool CENTERED, typename Each>
+__device__ __forceinline__ Statistics statistics(const Each& each, const Params& p, double* shared) {
+    const double count = static_cast<double>(p.width);
+    Statistics s = {0.0f, 0.0f, 0.0f};
+    if constexpr (CENTERED) {
+        float sum = 0.0f;
+        each([&](float x) { sum += x; });
+        s.mean = static_cast<float>(sum_row(static_cast<double>(sum), p.lanes, shared) / count);
+    }
+    float distances = 0.0f, squares = 0.0f;
+    each([&](float x) {
+        const float distance = x - s.mean;
+        if constexpr (CENTERED) distances += distance;
+        squares = fmaf(distance, distance, squares);
+    });
+    double variance = sum_row(static_cast<double>(squares), p.lanes, shared) / count;
+    if constexpr (CENTERED) {
+        const double correction = sum_row(static_cast<double>(distances), p.lanes, shared) / count;
+        s.correction = static_cast<float>(correction);
+        variance -= correction * correction;
+    }
+    s.inverse = inverse_root(variance, p.eps);
+    return s;
+}
+
+__device__ __forceinline__ float scale_at(const Params& p, uint64_t index) {
+    return p.one + (p.scale ? load_as_float(p.scale, p.scale_type, index) : 0.0f);
+}
+
+__device__ __forceinline__ float shift_at(const Params& p, uint64_t index) {
+    return p.shift ? load_as_float(p.shift, p.shift_type, index) : 0.0f;
+}
+
+template <bool CENTERED>
+__device__ __forceinline__ float normal(float x, const Statistics& s) {
+    if constexpr (CENTERED) return (x - s.mean - s.correction) * s.inverse;
+    return x * s.inverse;
+}
+
+template <typename T, bool CENTERED, int K> __device__ __forceinline__ void held(const Params& p) {
+    constexpr int N = PACK<T>;
+    const T* x = static_cast<const T*>(p.x);
+    T* out = static_cast<T*>(p.out);
+    __shared__ double shared[THREADS / WARP];
+    const uint32_t lane = threadIdx.x & (p.lanes - 1);
+    const uint64_t vectors = p.width / N;
+    const uint64_t rows_per_block = blockDim.x / p.lanes;
+    const uint64_t step = gridDim.x * rows_per_block;
+    const uint64_t first = blockIdx.x * rows_per_block + threadIdx.x / p.lanes;
+    // All threads that share a warp, or a row, stay in the loop as long as one of them has a row.
+    const uint64_t shared_first = p.lanes > WARP ? first : first - threadIdx.x % WARP / p.lanes;
+    // Weights of an RMS norm are the same for all rows.
+    float weight[CENTERED ? 1 : K][N];
+    if constexpr (!CENTERED) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            const uint64_t vector = k * p.lanes + lane;
+#pragma unroll
+            for (int i = 0; i < N; ++i) weight[k][i] = vector < vectors ? scale_at(p, vector * N + i) : 0.0f;
+        }
+    }
+    for (uint64_t offset = 0; shared_first + offset < p.rows; offset += step) {
+        const uint64_t row = first + offset;
+        const bool inside = row < p.rows;
+        Vec<T, N> vectors_held[K];
+        bool holds[K];
+        const T* from = x + (inside ? p.x_rows.start(row) : 0);
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            const uint64_t vector = k * p.lanes + lane;
+            holds[k] = inside && vector < vectors;
+            if (holds[k]) vectors_held[k] = load_vec<T, N>(from + vector * N);
+        }
+        const auto each = [&](auto f) {
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                if (!holds[k]) continue;
+                float values[N];
+                widen_all(vectors_held[k], values);
+#pragma unroll
+                for (int i = 0; i < N; ++i) f(values[i]);
+            }
+        };
+        const Statistics s = statistics<CENTERED>(each, p, shared);
+        const uint64_t batch = CENTERED ? row / p.rows_per_batch * p.width : 0;
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            if (!holds[k]) continue;
+            const uint64_t start = (k * p.lanes + lane) * N;
+            float values[N];
+            widen_all(vectors_held[k], values);
+#pragma unroll
+            for (int i = 0; i < N; ++i) {
+                const float y = normal<CENTERED>(values[i], s);
+                if constexpr (CENTERED) {
+                    const uint64_t at = batch + start + i;
+                    values[i] = y * scale_at(p, at) + shift_at(p, at);
+                } else {
+                    values[i] = y * weight[k][i];
+                }
+            }
+            store_vec(out + row * p.width + start, narrow_all<T>(values));
+        }
+    }
+}
+
+template <typename T, bool CENTERED> __device__ __forceinline__ void any(const Params& p) {
+    const T* x = static_cast<const T*>(p.x);
+    T* out = static_cast<T*>(p.out);
+    __shared__ double shared[THREADS / WARP];
+    for (uint64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
+        const T* from = x + p.x_rows.start(row);
+        const auto each = [&](auto f) {
+            for (uint64_t i = threadIdx.x; i < p.width; i += THREADS) f(widen(from[i]));
+        };
+        const Statistics s = statistics<CENTERED>(each, p, shared);
+        const uint64_t batch = CENTERED ? row / p.rows_per_batch * p.width : 0;
+        for (uint64_t i = threadIdx.x; i < p.width; i += THREADS) {
+            const float y = normal<CENTERED>(widen(from[i]), s) * scale_at(p, batch + i);
+            out[row * p.width + i] = narrow<T>(CENTERED ? y + shift_at(p, batch + i) : y);
+        }
+    }
+}
+
+#define KERNEL(name, body)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ Params p) { body(p); }
+
+#define NORM(op, suffix, T, CENTERED)                                                                                  \
+    KERNEL(op##_1_##suffix, (held<T, CENTERED, 1>))                                                                    \
+    KERNEL(op##_2_##suffix, (held<T, CENTERED, 2>))                                                                    \
+    KERNEL(op##_3_##suffix, (held<T, CENTERED, 3>))                                                                    \
+    KERNEL(op##_4_##suffix, (held<T, CENTERED, 4>))                                                                    \
+    KERNEL(op##_5_##suffix, (held<T, CENTERED, 5>))                                                                    \
+    KERNEL(op##_any_##suffix, (any<T, CENTERED>))
+
+#define KERNELS(suffix, T)                                                                                             \
+    NORM(rms_norm, suffix, T, false)                                                                                   \
+    NORM(layer_norm, suffix, T, true)
+
+FOR_EACH_FLOAT(KERNELS)
