@@ -6,7 +6,10 @@
 //!   build, so an archived seed renders the same picture whatever libraries are installed. Video families take the
 //!   fast backends. The split is one function, [`ModelFamily::is_video`]; both policies ask it.
 //! - **No hidden switches.** Nothing in this crate reads the environment. A program that wants `MOLD_CONV` and
-//!   `MOLD_ATTENTION` to count calls [`overrides_from`] with the variables it is willing to look at.
+//!   `MOLD_ATTENTION` to count calls [`overrides_from`] with the variables it is willing to look at. A policy is in force
+//!   on one thread, from [`ConvPolicy::enter`] until its guard is dropped.
+//!
+//! What shaped a run's bytes is recorded in an [`ExecutionIdentity`].
 //!
 //! ```
 //! use policy::{AttentionPolicy, ConvPolicy, ModelFamily, overrides_from};
@@ -24,12 +27,16 @@
 
 mod backend;
 mod cancel;
+mod enter;
 mod error;
+mod identity;
 mod observer;
 mod overrides;
 
 pub use backend::{AttentionPolicy, ConvPolicy, ModelFamily};
 pub use cancel::{CancelToken, Cancellable};
+pub use enter::PolicyGuard;
 pub use error::{Error, Result};
+pub use identity::ExecutionIdentity;
 pub use observer::{Cancelled, Event, Observer, Silent};
 pub use overrides::{ATTENTION_VARIABLE, CONV_VARIABLE, Overrides, overrides_from};
