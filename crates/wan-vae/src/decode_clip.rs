@@ -3,18 +3,22 @@
 use std::ops::Range;
 
 use candle_core::Tensor;
-use candle_fork::What;
+use candle_fork::{
+    What,
+    frames::{Downloads, HostFrames, frames_to_rgb8},
+};
 use policy::{Event, Observer};
 
 use crate::{
     bands::{self, Halo, Window},
-    error::{Result, shape},
+    error::{Error, Result, shape},
     latents::RawLatents,
+    layers::pixel_order,
     memory::{self, ClipPlan},
     network::Tick,
     options::DecodeOptions,
     state::DecoderState,
-    vae::{WanVae, finished},
+    vae::WanVae,
 };
 
 impl WanVae {
@@ -65,6 +69,63 @@ impl WanVae {
         observer: &dyn Observer,
         sink: &mut dyn FnMut(Tensor) -> Result<()>,
     ) -> Result<()> {
+        let _policy = self.enter();
+        self.decode_packed(extents, fetch, options, observer, &mut |packed| sink(self.frames_of(&packed)?))
+    }
+
+    /// [`WanVae::decode_clip`] that gives bytes: interleaved pixels of each latent frame, on the host. On a device, frames
+    /// are brought to bytes there and copied while the next ones are made.
+    ///
+    /// # Errors
+    /// As [`WanVae::decode_clip`].
+    pub fn decode_clip_rgb8(
+        &self,
+        latents: &RawLatents,
+        options: &DecodeOptions,
+        observer: &dyn Observer,
+        sink: &mut dyn FnMut(HostFrames) -> Result<()>,
+    ) -> Result<()> {
+        let (_, count, height, width) = latents.extents();
+        self.input(latents)?;
+        let fetch = &mut |frames: Range<usize>| latents.frames(frames.start, frames.len());
+        self.decode_stream_rgb8((count, height, width), fetch, options, observer, sink)
+    }
+
+    /// [`WanVae::decode_stream`] that gives bytes, as [`WanVae::decode_clip_rgb8`] does.
+    ///
+    /// # Errors
+    /// As [`WanVae::decode_stream`].
+    pub fn decode_stream_rgb8(
+        &self,
+        extents: (usize, usize, usize),
+        fetch: &mut dyn FnMut(Range<usize>) -> Result<RawLatents>,
+        options: &DecodeOptions,
+        observer: &dyn Observer,
+        sink: &mut dyn FnMut(HostFrames) -> Result<()>,
+    ) -> Result<()> {
+        let _policy = self.enter();
+        let unpack = self.architecture().unpack;
+        let mut downloads = Downloads::default();
+        let mut emit = |frames: Option<HostFrames>| match frames {
+            Some(frames) if !frames.all_finite => Err(Error::NonFinite { what: "frames" }),
+            Some(frames) => sink(frames),
+            None => Ok(()),
+        };
+        self.decode_packed(extents, fetch, options, observer, &mut |packed| {
+            emit(downloads.push(frames_to_rgb8(&packed, unpack.side(), pixel_order(unpack))?)?)
+        })?;
+        emit(downloads.finish()?)
+    }
+
+    /// [`WanVae::decode_stream`] that gives each latent frame as the decoder leaves it, `[1, C, m, H, W]`.
+    fn decode_packed(
+        &self,
+        extents: (usize, usize, usize),
+        fetch: &mut dyn FnMut(Range<usize>) -> Result<RawLatents>,
+        options: &DecodeOptions,
+        observer: &dyn Observer,
+        emit: &mut dyn FnMut(Tensor) -> Result<()>,
+    ) -> Result<()> {
         let decoder = self.require_decoder()?;
         let (count, height, width) = extents;
         let plan = self.decode_plan(extents, options)?;
@@ -78,7 +139,10 @@ impl WanVae {
             Ok(latents)
         };
         observer.notify(Event::Stage { name: "vae decode" })?;
-        let chunk = memory::chunk(height, width);
+        let chunk = match self.0.device.is_cpu() {
+            true => memory::chunk(height, width),
+            false => memory::device_chunk(height, width),
+        };
         // Runs of the first part and of the second.
         let runs = chunks(count, chunk).count();
         let (first, second) = match plan {
@@ -101,15 +165,15 @@ impl WanVae {
             ClipPlan::Bands(bands) => {
                 let halos = self.architecture().decoder.as_ref().map(bands::decoder_halos).unwrap_or_default();
                 let latents = self.input(&fetch(0..count)?)?;
-                return self.decode_bands(&latents, bands, &halos, chunk, &mut tick, sink);
+                return self.decode_bands(&latents, bands, &halos, chunk, &mut tick, emit);
             }
             ClipPlan::Blended(geometry) => {
-                return self.decode_blended(&self.input(&fetch(0..count)?)?, geometry, &mut tick, sink);
+                return self.decode_blended(&self.input(&fetch(0..count)?)?, geometry, &mut tick, emit);
             }
         }
         let mut state = DecoderState::new(self);
         for (first, frames) in chunks(count, chunk) {
-            self.decode_with(&mut state, &fetch(first..first + frames)?, &mut tick, sink)?;
+            self.decode_with(&mut state, &fetch(first..first + frames)?, &mut tick, emit)?;
         }
         Ok(())
     }
@@ -122,7 +186,7 @@ impl WanVae {
         halos: &[Halo],
         chunk: usize,
         tick: Tick<'_>,
-        sink: &mut dyn FnMut(Tensor) -> Result<()>,
+        emit: &mut dyn FnMut(Tensor) -> Result<()>,
     ) -> Result<()> {
         let decoder = self.require_decoder()?;
         let (_, _, count, height, _) = latents.dims5().what("latents")?;
@@ -144,12 +208,12 @@ impl WanVae {
                 slots.set_start(i == 0);
                 let window = Window::new(band.clone(), height, 1, halos);
                 let rows = decoder.second_part(cut.rows(&window)?, Some(window), &mut slots, tick)?;
-                picture.push(finished(&decoder.unpack(&rows)?)?);
+                picture.push(rows);
             }
         }
         drop(cuts);
         for bands in pictures {
-            sink(Tensor::cat(&bands, 2).what("bands of a picture")?)?;
+            emit(Tensor::cat(&bands, 3).what("bands of a picture")?)?;
         }
         Ok(())
     }

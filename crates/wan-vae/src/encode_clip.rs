@@ -60,6 +60,7 @@ impl WanVae {
         sink: &mut dyn FnMut(RawLatents) -> Result<()>,
     ) -> Result<EncodedClip> {
         self.require_encoder()?;
+        let _policy = self.enter();
         observer.notify(Event::Stage { name: "vae encode" })?;
         let mut frames = frames.peekable();
         let only = frames.size_hint().1 == Some(1);

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod architecture;
+mod backends;
 mod bands;
 pub mod checkpoint;
 pub mod config;
@@ -40,6 +41,7 @@ mod vae;
 pub mod variant;
 
 pub use architecture::Architecture;
+pub use candle_fork::frames::HostFrames;
 pub use checkpoint::Checkpoint;
 pub use config::VaeConfig;
 pub use encode_clip::EncodedClip;

@@ -7,6 +7,7 @@ use weights::{Loader, LoaderOptions, StoredDType, TensorSource};
 
 use crate::{
     architecture::Architecture,
+    backends::Backends,
     checkpoint::{self, Checkpoint},
     config::VaeConfig,
     error::{Error, Result},
@@ -77,7 +78,10 @@ impl WanVae {
         };
         loader.finish()?;
         let (device, weight_size) = (options.device.clone(), dtype.size_in_bytes() as u64);
-        Ok(Self(Arc::new(Inner { architecture, statistics, encoder, decoder, device, weight_size })))
+        let compute = if device.is_cpu() { DType::F32 } else { dtype };
+        let backends = Backends::of(options);
+        let inner = Inner { architecture, statistics, encoder, decoder, device, compute, backends, weight_size };
+        Ok(Self(Arc::new(inner)))
     }
 }
 

@@ -1,24 +1,46 @@
 //! How models are loaded and run.
 
+use std::{path::Path, sync::Arc};
+
 use candle_core::{DType, Device};
+use candle_fork::cudnn_policy::PlanChoice;
+use policy::{AttentionPolicy, ConvPolicy, ModelFamily};
 use weights::ValueCheck;
 
 /// Where a VAE runs and what is checked.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LoadOptions {
-    /// Device that holds the tensors. Activations are f32.
+    /// Device that holds the tensors. Activations are f32 on the CPU, and elsewhere of the weights' type.
     pub device: Device,
     /// Float type that weights are kept in: f32, f16 or bf16; none is the narrowest that holds them as they are stored
     /// ([`Checkpoint::dtype`](crate::Checkpoint::dtype)). Sums are f32 in any case.
     pub dtype: Option<DType>,
     /// Whether the values of weights are looked at.
     pub values: ValueCheck,
+    /// Convolution backend of every call; by default that of [`ModelFamily::WanVae`].
+    pub conv: ConvPolicy,
+    /// Attention backend of every call; by default that of [`ModelFamily::WanVae`].
+    pub attention: AttentionPolicy,
+    /// How cuDNN's plans are chosen. By default they are timed, once for each shape: about a second for the first clip of
+    /// a process, and a fifth less for every clip. [`PlanChoice::Heuristic`] chooses alike in every process.
+    pub plans: PlanChoice,
+    /// Folder that keeps chosen plans for later processes; none keeps them in memory only.
+    pub plan_cache: Option<Arc<Path>>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { device: Device::Cpu, dtype: None, values: ValueCheck::default() }
+        let family = ModelFamily::WanVae;
+        Self {
+            device: Device::Cpu,
+            dtype: None,
+            values: ValueCheck::default(),
+            conv: ConvPolicy::for_family(family),
+            attention: AttentionPolicy::for_family(family),
+            plans: PlanChoice::Timed { max_plans: 32, runs: 3 },
+            plan_cache: None,
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
     error::{Error, Result},
     network::Tick,
     options::BlendedTiles,
-    vae::{WanVae, finished, join},
+    vae::{WanVae, join},
 };
 
 /// Tiles of a clip, in latents.
@@ -127,7 +127,7 @@ impl WanVae {
         latents: &Tensor,
         geometry: Geometry,
         tick: Tick<'_>,
-        sink: &mut dyn FnMut(Tensor) -> Result<()>,
+        emit: &mut dyn FnMut(Tensor) -> Result<()>,
     ) -> Result<()> {
         let decoder = self.require_decoder()?;
         let (_, _, count, height, width) = latents.dims5().what("latents")?;
@@ -150,8 +150,7 @@ impl WanVae {
                 0 => (0, 1),
                 _ => (self.frames(latent), self.temporal_factor()),
             };
-            let chunk = packed.narrow(1, first, frames).and_then(|t| t.unsqueeze(0)?.contiguous()).what("frames")?;
-            sink(finished(&decoder.unpack(&chunk)?)?)?;
+            emit(packed.narrow(1, first, frames).and_then(|t| t.unsqueeze(0)?.contiguous()).what("frames")?)?;
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use candle_fork::What;
 
 use crate::{
     architecture::Architecture,
+    backends::{Backends, Entered},
     error::{Error, Result, shape},
     latents::{NormalizedLatents, RawLatents, Statistics},
     network::{Decoder, Encoder, Tick},
@@ -24,6 +25,9 @@ pub(crate) struct Inner {
     pub(crate) encoder: Option<Encoder>,
     pub(crate) decoder: Option<Decoder>,
     pub(crate) device: Device,
+    /// Element type of activations.
+    pub(crate) compute: DType,
+    pub(crate) backends: Backends,
     /// Bytes of a stored weight.
     pub(crate) weight_size: u64,
 }
@@ -104,15 +108,32 @@ impl WanVae {
     /// this VAE or damaged; [`Error::ForeignState`], [`Error::BrokenState`], [`Error::ExtentsChanged`] for a state that
     /// cannot go on; [`Error::NonFinite`] if finite latents give none.
     pub fn decode(&self, state: &mut DecoderState, latents: &RawLatents) -> Result<Tensor> {
+        let _policy = self.enter();
         let mut frames = Vec::new();
-        self.decode_with(state, latents, &mut || Ok(()), &mut |chunk| {
-            frames.push(chunk);
+        self.decode_with(state, latents, &mut || Ok(()), &mut |packed| {
+            frames.push(self.frames_of(&packed)?);
             Ok(())
         })?;
         join(frames, "frames of a clip")
     }
 
-    /// [`Self::decode`] that gives the frames of each latent frame to `emit` and calls `tick` between layers.
+    /// Puts the backends of this VAE in force on the thread.
+    pub(crate) fn enter(&self) -> Entered {
+        self.0.backends.enter()
+    }
+
+    /// What the decoder gave as frames `[C, m, H, W]` f32, checked and clamped.
+    pub(crate) fn frames_of(&self, packed: &Tensor) -> Result<Tensor> {
+        let pixels = self.require_decoder()?.unpack(packed)?;
+        let pixels = pixels.to_dtype(DType::F32).what("frames")?;
+        if not_finite(&pixels)?.is_some() {
+            return Err(Error::NonFinite { what: "frames" });
+        }
+        Ok(pixels.clamp(-1f32, 1f32).what("clamped frames")?)
+    }
+
+    /// [`Self::decode`] that gives each latent frame as the decoder leaves it, `[1, C, m, H, W]`, to `emit` and calls
+    /// `tick` between layers.
     pub(crate) fn decode_with(
         &self,
         state: &mut DecoderState,
@@ -133,7 +154,7 @@ impl WanVae {
                 for frame in 0..frames {
                     let packed = decoder.second_part(cut.frame(frame)?, None, &mut stream.slots, tick)?;
                     stream.seen += 1;
-                    emit(finished(&decoder.unpack(&packed)?)?)?;
+                    emit(packed)?;
                 }
             }
             Ok(())
@@ -154,7 +175,7 @@ impl WanVae {
         if let Some((channel, frame, value)) = not_finite(&latents)? {
             return Err(Error::NonFiniteLatents { value, channel, frame });
         }
-        Ok(latents.unsqueeze(0).what("latents")?)
+        Ok(latents.unsqueeze(0).and_then(|latents| latents.to_dtype(self.0.compute)).what("latents")?)
     }
 
     fn on_device(&self, x: &Tensor, what: &'static str) -> Result<Tensor> {
@@ -173,6 +194,7 @@ impl WanVae {
     /// that cannot be encoded; [`Error::ForeignState`], [`Error::BrokenState`], [`Error::ExtentsChanged`] for a state
     /// that cannot go on; [`Error::NonFinite`] if finite frames give none.
     pub fn encode(&self, state: &mut EncoderState, frames: &Tensor) -> Result<Option<RawLatents>> {
+        let _policy = self.enter();
         self.encode_with(state, frames, &mut || Ok(()))
     }
 
@@ -247,7 +269,7 @@ impl WanVae {
         if let Some((channel, frame, value)) = not_finite(&frames)? {
             return Err(Error::NonFiniteFrames { value, channel, frame });
         }
-        Ok(frames)
+        Ok(frames.to_dtype(self.0.compute).what("frames")?)
     }
 }
 
@@ -258,16 +280,9 @@ fn pieces(seen: usize, count: usize) -> impl Iterator<Item = (usize, usize)> {
     [(0, alone), (alone, count - alone)].into_iter().filter(|&(_, frames)| frames > 0)
 }
 
-/// Checked, clamped frames.
-pub(crate) fn finished(pixels: &Tensor) -> Result<Tensor> {
-    if not_finite(pixels)?.is_some() {
-        return Err(Error::NonFinite { what: "frames" });
-    }
-    Ok(pixels.clamp(-1f32, 1f32).what("clamped frames")?)
-}
-
 /// Checked latents `[z, n, h, w]`.
 pub(crate) fn encoded(latents: Tensor) -> Result<RawLatents> {
+    let latents = latents.to_dtype(DType::F32).what("latents")?;
     if not_finite(&latents)?.is_some() {
         return Err(Error::NonFinite { what: "latents" });
     }
@@ -277,6 +292,13 @@ pub(crate) fn encoded(latents: Tensor) -> Result<RawLatents> {
 /// Channel, frame and value of the first element of `[C, T, H, W]` that is not finite.
 fn not_finite(x: &Tensor) -> Result<Option<(usize, usize, f32)>> {
     const WHAT: &str = "check of values";
+    if !x.device().is_cpu() {
+        // One number comes back instead of all: a value that is not finite makes the sum NaN.
+        let sum = x.affine(0.0, 0.0).and_then(|zeros| zeros.sum_all()?.to_scalar::<f32>()).what(WHAT)?;
+        if sum == 0.0 {
+            return Ok(None);
+        }
+    }
     let values: Vec<f32> = x.flatten_all().and_then(|x| x.to_vec1()).what(WHAT)?;
     let Some(index) = values.iter().position(|v| !v.is_finite()) else { return Ok(None) };
     let (_, frames, height, width) = x.dims4().what(WHAT)?;

@@ -30,16 +30,16 @@ impl Attention {
         let normed = self.norm.forward(None, &x, Activation::None)?;
         let qkv = self.qkv.forward(&normed)?;
         drop(normed);
-        // [T, H W, 3 C]: positions as rows.
-        let rows = qkv.reshape((3 * channels, frames, height * width)).and_then(|t| t.permute((1, 2, 0))?.contiguous());
+        // [T, H W, 3 C]: positions as rows, which is how channels-last memory has them.
+        let rows = qkv.permute((0, 2, 3, 4, 1)).and_then(|t| t.reshape((frames, height * width, 3 * channels)));
         let rows = rows.what(WHAT)?;
         drop(qkv);
         let part = |index: usize| rows.narrow(2, index * channels, channels).and_then(|t| t.unsqueeze(2)).what(WHAT);
         let scale = (channels as f32).powf(-0.5);
         let attended = attention(&part(0)?, &part(1)?, &part(2)?, scale, AttentionMask::Full)?;
         drop(rows);
-        let attended = attended.reshape((frames, height, width, channels)).and_then(|t| t.permute((3, 0, 1, 2)));
-        let branch = self.proj.forward(&attended.and_then(|t| t.unsqueeze(0)).what(WHAT)?)?;
+        let attended = attended.reshape((1, frames, height, width, channels)).and_then(|t| t.permute((0, 4, 1, 2, 3)));
+        let branch = self.proj.forward(&attended.what(WHAT)?)?;
         Ok(residual(&x, &branch)?)
     }
 }

@@ -1,7 +1,11 @@
 //! Convolutions over time and space, and pointwise ones.
 
 use candle_core::Tensor;
-use candle_fork::{Activation, ConvParams, What, conv_nd};
+use candle_fork::{
+    Activation, ConvParams, What, conv_nd, conv_nd_add,
+    frames::cat_frames,
+    layout::{self, MemoryOrder, native_order},
+};
 
 use super::{
     norm::Norm,
@@ -20,38 +24,67 @@ pub(crate) struct CausalConv3d {
     /// The last tap, `[K, C, 1, 3, 3]`.
     last: Tensor,
     bias: Tensor,
+    /// K of the network; the kernel may have filters of zeros behind them.
+    filters: usize,
     slot: Slot,
 }
+
+/// Channels-last kernels of the devices move groups of so many channels; other numbers are several times slower.
+const GROUP: usize = 8;
 
 /// Frames before its own that a kernel sees.
 const REACH: usize = 2;
 
 impl CausalConv3d {
     pub(crate) fn load(builder: &mut Builder<'_>, prefix: &str) -> Result<Self> {
-        let weight = builder.tensor(prefix, "weight")?;
-        let bias = builder.tensor(prefix, "bias")?;
-        let last = weight.dim(2).and_then(|taps| weight.narrow(2, taps - 1, 1)?.contiguous());
-        Ok(Self { last: last.what("last tap of a kernel")?, weight, bias, slot: builder.slot() })
+        let (mut weight, mut bias) = (builder.tensor(prefix, "weight")?, builder.tensor(prefix, "bias")?);
+        let filters = weight.dim(0).what("filters")?;
+        if native_order(weight.device(), weight.dtype()) == MemoryOrder::ChannelsLast {
+            weight = grouped(&grouped(&weight, 0)?, 1)?;
+            bias = grouped(&bias, 0)?;
+        }
+        let weight = layout::native(&weight)?;
+        let last = weight.dim(2).and_then(|taps| weight.narrow(2, taps - 1, 1)).what("last tap of a kernel")?;
+        Ok(Self { last: layout::native(&last)?, weight, bias, filters, slot: builder.slot() })
     }
 
     /// x `[1, C, T, H, W]` to `[1, K, T, H, W]`.
-    pub(crate) fn forward(&self, x: Tensor, slots: &mut Slots) -> Result<Tensor> {
-        self.run(slots, move |past| match past {
-            Some(past) => Ok(Tensor::cat(&[past, &x], 2).what("frames before the current ones")?),
+    pub(crate) fn forward(&self, mut x: Tensor, slots: &mut Slots) -> Result<Tensor> {
+        if x.dims().get(1) != self.weight.dims().get(1) {
+            x = grouped(&x, 1)?;
+        }
+        self.run(slots, None, move |past| match past {
+            Some(past) => Ok(cat_frames(past, &x)?),
             None => Ok(x),
         })
     }
 
     /// The same of `silu(norm(x))`, which is written straight behind the remembered frames.
     pub(crate) fn forward_normed(&self, norm: &Norm, x: Tensor, slots: &mut Slots) -> Result<Tensor> {
-        self.run(slots, move |past| norm.forward(past, &x, Activation::Silu))
+        self.run(slots, None, move |past| norm.forward(past, &x, Activation::Silu))
+    }
+
+    /// [`Self::forward_normed`] plus a residual `[1, K, T, H, W]`.
+    pub(crate) fn forward_normed_add(
+        &self,
+        norm: &Norm,
+        x: Tensor,
+        residual: &Tensor,
+        slots: &mut Slots,
+    ) -> Result<Tensor> {
+        self.run(slots, Some(residual), move |past| norm.forward(past, &x, Activation::Silu))
     }
 
     /// `input` puts what it is given before the current frames.
-    fn run(&self, slots: &mut Slots, input: impl FnOnce(Option<&Tensor>) -> Result<Tensor>) -> Result<Tensor> {
+    fn run(
+        &self,
+        slots: &mut Slots,
+        residual: Option<&Tensor>,
+        input: impl FnOnce(Option<&Tensor>) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         let taps = self.weight.dim(2).what("taps in time")?;
         if taps == 1 {
-            return self.convolve(&input(None)?, &self.weight, 0);
+            return self.convolve(&input(None)?, &self.weight, 0, residual);
         }
         let past = slots.take(&self.slot);
         let remembered = past.as_ref().map_or(Ok(0), |past| past.dim(2)).what("remembered frames")?;
@@ -59,22 +92,32 @@ impl CausalConv3d {
         drop(past);
         slots.remember(&self.slot, &buffer, REACH)?;
         if slots.start() {
-            return self.convolve(&buffer, &self.last, 0);
+            return self.convolve(&buffer, &self.last, 0, residual);
         }
-        self.convolve(&buffer, &self.weight, REACH - remembered)
+        self.convolve(&buffer, &self.weight, REACH - remembered, residual)
     }
 
     /// With so many frames of zeros before x.
-    fn convolve(&self, x: &Tensor, weight: &Tensor, before: usize) -> Result<Tensor> {
+    fn convolve(&self, x: &Tensor, weight: &Tensor, before: usize, residual: Option<&Tensor>) -> Result<Tensor> {
         let params = ConvParams { padding: [(before, 0), (1, 1), (1, 1)], ..ConvParams::default() };
-        Ok(conv_nd(x, weight, Some(&self.bias), &params)?)
+        let y = match residual {
+            Some(residual) => conv_nd_add(x, weight, Some(&self.bias), residual, &params)?,
+            None => conv_nd(x, weight, Some(&self.bias), &params)?,
+        };
+        Ok(y.narrow(1, 0, self.filters).what("channels of a convolution")?)
     }
 
     /// The first frame with all three taps, over frames of zeros.
     #[cfg(test)]
     pub(super) fn generic_start(&self, x: &Tensor) -> Result<Tensor> {
-        self.convolve(x, &self.weight, REACH)
+        self.convolve(x, &self.weight, REACH, None)
     }
+}
+
+/// Zeros behind an axis, up to whole groups of channels.
+fn grouped(x: &Tensor, axis: usize) -> Result<Tensor> {
+    let padded = x.dim(axis).and_then(|n| x.pad_with_zeros(axis, 0, n.next_multiple_of(GROUP) - n));
+    Ok(padded.what("whole groups of channels")?)
 }
 
 /// A 1 x 1 x 1 convolution.

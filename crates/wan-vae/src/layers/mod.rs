@@ -21,7 +21,7 @@ pub(crate) use self::{
     attention::Attention,
     conv::{CausalConv3d, Pointwise},
     norm::Norm,
-    patches::{patchify, unpack},
+    patches::{patchify, pixel_order, unpack},
     resample::{Downsample, Upsample},
     residual::ResidualBlock,
     shortcut::{AvgDown, DupUp},

@@ -1,7 +1,11 @@
 //! Changes of resolution by two, in space and in time.
 
 use candle_core::{DType, Tensor};
-use candle_fork::{ConvParams, What, conv_nd, interleave2d};
+use candle_fork::{
+    ConvParams, What, conv_nd,
+    frames::{cat_frames, split_pairs},
+    interleave2d, layout,
+};
 
 use super::slots::{Builder, Slot, Slots};
 use crate::error::Result;
@@ -25,7 +29,7 @@ impl Upsample {
         let weight = builder.tensor(&conv, "weight")?;
         Ok(Self {
             time: if temporal { Some(TimeConv::load(builder, prefix)?) } else { None },
-            parities: parities(&weight).what("taps of an upsampling convolution")?,
+            parities: parities(&weight)?,
             bias: builder.tensor(&conv, "bias")?,
         })
     }
@@ -50,9 +54,12 @@ impl Upsample {
     }
 }
 
-/// `[K, C, 3, 3]` to `[K, C, 1, 2, 2]` for outputs (even, even), (even, odd), (odd, even), (odd, odd); sums in f32.
-fn parities(weight: &Tensor) -> candle_core::Result<[Tensor; 4]> {
-    let weight = weight.to_dtype(DType::F32)?;
+/// `[K, C, 3, 3]` to `[K, C, 1, 2, 2]` for outputs (even, even), (even, odd), (odd, even), (odd, odd); sums in f32, which
+/// the kernels keep where the device computes in f32 anyway.
+fn parities(weight: &Tensor) -> Result<[Tensor; 4]> {
+    const WHAT: &str = "taps of an upsampling convolution";
+    let dtype = if weight.device().is_cpu() { DType::F32 } else { weight.dtype() };
+    let weight = weight.to_dtype(DType::F32).what(WHAT)?;
     let along = |w: &Tensor, axis: usize, parity: usize| {
         let tap = |i: usize| w.narrow(axis, i, 1);
         let pair = match parity {
@@ -61,7 +68,11 @@ fn parities(weight: &Tensor) -> candle_core::Result<[Tensor; 4]> {
         };
         Tensor::cat(&pair, axis)
     };
-    let part = |parity: usize| along(&along(&weight, 2, parity / 2)?, 3, parity % 2)?.unsqueeze(2)?.contiguous();
+    let part = |parity: usize| -> Result<Tensor> {
+        let part = along(&weight, 2, parity / 2).and_then(|rows| along(&rows, 3, parity % 2));
+        let part = part.and_then(|part| part.unsqueeze(2)?.to_dtype(dtype)).what(WHAT)?;
+        Ok(layout::native(&part)?)
+    };
     Ok([part(0)?, part(1)?, part(2)?, part(3)?])
 }
 
@@ -77,6 +88,7 @@ impl Downsample {
     pub(crate) fn load(builder: &mut Builder<'_>, prefix: &str, temporal: bool) -> Result<Self> {
         let conv = format!("{prefix}.resample.1");
         let weight = builder.tensor(&conv, "weight")?.unsqueeze(2).what("downsampling convolution")?;
+        let weight = layout::native(&weight)?;
         Ok(Self {
             time: if temporal { Some(TimeConv::load(builder, prefix)?) } else { None },
             weight,
@@ -108,7 +120,7 @@ struct TimeConv {
 impl TimeConv {
     fn load(builder: &mut Builder<'_>, prefix: &str) -> Result<Self> {
         let prefix = format!("{prefix}.time_conv");
-        let (weight, bias) = (builder.tensor(&prefix, "weight")?, builder.tensor(&prefix, "bias")?);
+        let (weight, bias) = (builder.kernel(&prefix, "weight")?, builder.tensor(&prefix, "bias")?);
         Ok(Self { weight, bias, slot: builder.slot() })
     }
 
@@ -117,7 +129,7 @@ impl TimeConv {
         match slots.take(&self.slot) {
             Some(past) => {
                 let remembered = past.dim(2).what("remembered frames")?;
-                Ok((Tensor::cat(&[past, x], 2).what("frames before the current ones")?, remembered))
+                Ok((cat_frames(&past, &x)?, remembered))
             }
             None => Ok((x, 0)),
         }
@@ -126,15 +138,11 @@ impl TimeConv {
     /// Every frame becomes two. The stream that this layer sees begins, over zeros, with the second frame: the first has
     /// passed by and is not remembered.
     fn double(&self, x: Tensor, slots: &mut Slots) -> Result<Tensor> {
-        const WHAT: &str = "frames of both kinds";
-        let (_, channels, frames, height, width) = x.dims5().what(WHAT)?;
         let (buffer, remembered) = self.input(x, slots)?;
         slots.remember(&self.slot, &buffer, 2)?;
         let params = ConvParams { padding: [(2 - remembered, 0), (0, 0), (0, 0)], ..ConvParams::default() };
-        let y = conv_nd(&buffer, &self.weight, Some(&self.bias), &params)?;
         // All channels of the earlier frame of a pair, then all of the later one.
-        let pairs = y.reshape((2, channels, frames, height, width)).and_then(|y| y.permute((1, 2, 0, 3, 4)));
-        pairs.and_then(|y| y.reshape((1, channels, 2 * frames, height, width))).what(WHAT).map_err(Into::into)
+        Ok(split_pairs(&conv_nd(&buffer, &self.weight, Some(&self.bias), &params)?)?)
     }
 
     /// Two frames become one, which has seen the frame before them as well. The first frame of the stream passes by and

@@ -1,7 +1,6 @@
 //! The residual block.
 
 use candle_core::Tensor;
-use candle_fork::residual;
 
 use super::{
     conv::{CausalConv3d, Pointwise},
@@ -35,10 +34,9 @@ impl ResidualBlock {
     /// x `[1, a, T, H, W]` to `[1, b, T, H, W]`.
     pub(crate) fn forward(&self, mut x: Tensor, slots: &mut Slots) -> Result<Tensor> {
         let h = self.conv1.forward_normed(&self.norm1, x.clone(), slots)?;
-        let h = self.conv2.forward_normed(&self.norm2, h, slots)?;
         if let Some(shortcut) = &self.shortcut {
             x = shortcut.forward(&x)?;
         }
-        Ok(residual(&x, &h)?)
+        self.conv2.forward_normed_add(&self.norm2, h, &x, slots)
     }
 }

@@ -1,7 +1,7 @@
 //! What causal layers remember, and the loading of layers that do.
 
-use candle_core::{D, Tensor};
-use candle_fork::What;
+use candle_core::Tensor;
+use candle_fork::{frames::tail_frames, layout};
 use weights::Loader;
 
 use crate::error::Result;
@@ -47,13 +47,9 @@ impl Slots {
 
     /// Remembers a copy of the last `count` frames of `x`, or as many as there are.
     pub(super) fn remember(&mut self, slot: &Slot, x: &Tensor, count: usize) -> Result<()> {
-        let frames = x.dim(D::Minus(3)).what("frames to remember")?;
-        let kept = frames.min(count);
-        let tail = x.narrow(2, frames - kept, kept).what("frames to remember")?;
-        // A view would keep all of x alive.
-        let tail = if kept < frames { tail.force_contiguous() } else { tail.contiguous() };
+        let tail = tail_frames(x, count)?;
         if let Some(past) = self.past.get_mut(slot.0) {
-            *past = Some(tail.what("frames to remember")?);
+            *past = Some(tail);
         }
         Ok(())
     }
@@ -78,6 +74,11 @@ impl<'a> Builder<'a> {
     /// The tensor `PREFIX.NAME`.
     pub(super) fn tensor(&mut self, prefix: &str, name: &str) -> Result<Tensor> {
         Ok(self.loader.tensor(&format!("{prefix}.{name}"))?)
+    }
+
+    /// The tensor `PREFIX.NAME` of a convolution, in the order in which its device reads it.
+    pub(super) fn kernel(&mut self, prefix: &str, name: &str) -> Result<Tensor> {
+        Ok(layout::native(&self.tensor(prefix, name)?)?)
     }
 
     /// An entry of its own for one layer.

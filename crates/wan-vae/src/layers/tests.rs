@@ -295,10 +295,10 @@ fn patches_put_the_column_first_and_pixel_shuffles_the_row() {
 }
 
 /// Frames 0 alone, then the rest: what [`AvgDown`] adds to nothing.
-fn avg_down(down: AvgDown, x: &Tensor) -> Tensor {
+fn avg_down(down: AvgDown, output: usize, x: &Tensor) -> Tensor {
     let (_, _, t, h, w) = x.dims5().unwrap();
     let part = |first: usize, frames: usize, out: usize| {
-        let zeros = Tensor::zeros((1, down.output, out, h / down.fs, w / down.fs), DType::F32, &Device::Cpu).unwrap();
+        let zeros = Tensor::zeros((1, output, out, h / down.fs, w / down.fs), DType::F32, &Device::Cpu).unwrap();
         down.add(&zeros, &x.narrow(2, first, frames).unwrap()).unwrap()
     };
     Tensor::cat(&[part(0, 1, 1), part(1, t - 1, (t - 1) / down.ft)], 2).unwrap()
@@ -321,7 +321,7 @@ fn means_of_every_encoder_stage() {
             };
             (o * group..(o + 1) * group).map(one).sum::<f64>() / group as f64
         });
-        let got = avg_down(AvgDown { output: b, ft, fs }, &x);
+        let got = avg_down(AvgDown { ft, fs }, b, &x);
         assert!(relative_l2(&got, &want) < 1e-6, "{a} {b} {ft} {fs}");
         if (ft, fs) == (1, 1) && a == b {
             assert_eq!(bits(&got), bits(&x));
@@ -340,7 +340,7 @@ fn repetitions_of_every_decoder_stage() {
     for (a, b, ft, fs) in [(4, 4, 2, 2), (4, 2, 1, 2), (8, 4, 2, 2), (8, 2, 1, 2), (4, 6, 1, 2), (2, 1, 2, 2)] {
         let x = noise(1, 1.0, &[1, a, 3, 2, 3]);
         let grid = Grid::new(&x);
-        let up = DupUp { output: b, ft, fs };
+        let up = DupUp { ft, fs };
         let repeats = b * ft * fs * fs / a;
         let frames = 3 * ft - (ft - 1);
         let want = from_formula([b, frames, 2 * fs, 3 * fs], |o, t, y, x| {
@@ -349,11 +349,11 @@ fn repetitions_of_every_decoder_stage() {
             let channel = (((o * ft + t % ft) * fs + y % fs) * fs + x % fs) / repeats;
             grid.at(channel, (t / ft) as isize, (y / fs) as isize, (x / fs) as isize)
         });
-        let part = |first: usize, frames: usize, out: usize, start: bool| {
+        let part = |first: usize, frames: usize, out: usize| {
             let zeros = Tensor::zeros((1, b, out, 2 * fs, 3 * fs), DType::F32, &Device::Cpu).unwrap();
-            up.add(&zeros, &x.narrow(2, first, frames).unwrap(), start).unwrap()
+            up.add(&zeros, &x.narrow(2, first, frames).unwrap()).unwrap()
         };
-        let got = Tensor::cat(&[part(0, 1, 1, true), part(1, 2, 2 * ft, false)], 2).unwrap();
+        let got = Tensor::cat(&[part(0, 1, 1), part(1, 2, 2 * ft)], 2).unwrap();
         assert_eq!(bits(&got), bits(&want), "{a} {b} {ft} {fs}");
     }
 }

@@ -154,8 +154,16 @@ fn last_width(network: &Network) -> usize {
 
 /// Latent frames that the first part of the decoder takes at once: small pictures keep all threads busy only together.
 pub(crate) fn chunk(height: usize, width: usize) -> usize {
-    const POSITIONS: usize = 4096;
-    (POSITIONS / height.saturating_mul(width).max(1)).clamp(1, 16)
+    chunk_of(4096, height, width)
+}
+
+/// [`chunk`] on a device with thousands of threads.
+pub(crate) fn device_chunk(height: usize, width: usize) -> usize {
+    chunk_of(65_536, height, width)
+}
+
+fn chunk_of(positions: usize, height: usize, width: usize) -> usize {
+    (positions / height.saturating_mul(width).max(1)).clamp(1, 16)
 }
 
 /// The plan that `options` lead to, for decoding so many latent frames of so many rows and columns of latents.

@@ -74,7 +74,7 @@ impl Decoder {
             let (upsample, shortcut) = match stage.resample {
                 Some(resample) => {
                     let (ft, fs) = (stage.temporal_factor(), stage.spatial_factor());
-                    let shortcut = DupUp { output: resample.output, ft, fs };
+                    let shortcut = DupUp { ft, fs };
                     let upsample = Upsample::load(builder, &names.resample, resample.temporal)?;
                     (Some(upsample), architecture.residual.then_some(shortcut))
                 }
@@ -145,7 +145,7 @@ impl Decoder {
             if let Some(upsample) = &stage.upsample {
                 x = upsample.forward(x, slots)?;
                 if let (Some(shortcut), Some(input)) = (&stage.shortcut, input.take()) {
-                    x = shortcut.add(&x, &input, slots.start())?;
+                    x = shortcut.add(&x, &input)?;
                 }
                 if let Some(window) = &mut window {
                     x = window.double(&x, s + 1)?;

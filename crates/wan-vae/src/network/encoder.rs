@@ -50,7 +50,7 @@ impl Encoder {
             };
             input = stage.output(input);
             let (ft, fs) = (stage.temporal_factor(), stage.spatial_factor());
-            let shortcut = architecture.residual.then_some(AvgDown { output: input, ft, fs });
+            let shortcut = architecture.residual.then_some(AvgDown { ft, fs });
             stages.push(Stage { blocks, downsample, shortcut });
         }
         Ok(Self {

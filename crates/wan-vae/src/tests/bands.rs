@@ -38,8 +38,8 @@ fn a_halo_that_is_too_small_shows() {
             halos[0] = Halo { before: halo, behind: halo };
             let mut parts = Vec::new();
             let input = vae.input(&z).unwrap();
-            vae.decode_bands(&input, 2, &halos, 1, &mut || Ok(()), &mut |frames| {
-                parts.push(frames);
+            vae.decode_bands(&input, 2, &halos, 1, &mut || Ok(()), &mut |packed| {
+                parts.push(vae.frames_of(&packed)?);
                 Ok(())
             })
             .unwrap();
