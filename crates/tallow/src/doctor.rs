@@ -5,7 +5,10 @@ use std::{fmt::Write, num::NonZero, thread};
 use anyhow::Context;
 use serde::Serialize;
 
+use self::cuda::Cuda;
 use crate::{cli::DoctorArgs, demo, failure::Failure, machine, terminal};
+
+mod cuda;
 
 /// A model family and the layouts it loads from.
 #[derive(Debug, Serialize)]
@@ -45,6 +48,8 @@ struct Report {
     memory_total_bytes: Option<u64>,
     memory_available_bytes: Option<u64>,
     cuda_compiled: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cuda: Option<Cuda>,
     demonstration_model: &'static str,
     demonstration_model_bytes: usize,
     demonstration_vae: &'static str,
@@ -82,6 +87,7 @@ impl Report {
             memory_total_bytes,
             memory_available_bytes,
             cuda_compiled: cfg!(feature = "cuda"),
+            cuda: Cuda::new(),
             demonstration_model: demo::NAME,
             demonstration_model_bytes: demo::size(),
             demonstration_vae: demo::VAE_NAME,
@@ -105,6 +111,9 @@ impl Report {
             ("threads", format!("{} by default", self.threads)),
             ("memory", format!("{}, {} available", bytes(self.memory_total_bytes), bytes(self.memory_available_bytes))),
             ("cuda", if self.cuda_compiled { "compiled in" } else { "not compiled in (feature `cuda`)" }.to_owned()),
+        ];
+        rows.extend(self.cuda.iter().flat_map(Cuda::rows));
+        rows.extend([
             (
                 "built-in model",
                 format!(
@@ -120,7 +129,7 @@ impl Report {
             ),
             ("pictures", list(self.picture_formats)),
             ("videos", list(self.video_formats)),
-        ];
+        ]);
         rows.extend(
             self.models
                 .iter()

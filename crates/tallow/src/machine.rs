@@ -1,6 +1,6 @@
-//! What this machine has, as Linux tells it in `/proc`; nothing elsewhere.
+//! What this machine has, as Linux tells it in `/proc` (nothing elsewhere), and where it keeps files.
 
-use std::fs;
+use std::{env, fs, path::PathBuf};
 
 /// Bytes of memory: all, and those that new work could take.
 pub(crate) fn memory() -> (Option<u64>, Option<u64>) {
@@ -11,6 +11,13 @@ pub(crate) fn memory() -> (Option<u64>, Option<u64>) {
 /// Most bytes of memory that this process has held at one time, mapped files included.
 pub(crate) fn peak_memory() -> Option<u64> {
     kilobytes(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
+}
+
+/// Where files that can be made again are kept: `$XDG_CACHE_HOME/tallow/NAME`, or `.cache/tallow/NAME` at home.
+pub(crate) fn cache_folder(name: &str) -> Option<PathBuf> {
+    let set = |variable| env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+    let root = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")))?;
+    Some(root.join("tallow").join(name))
 }
 
 /// The first model name of the processors.

@@ -1,7 +1,10 @@
 //! The VAE of a run, checked before its weights are read.
 
+use std::sync::Arc;
+
 use anyhow::{anyhow, ensure};
 use candle_core::{DType, Device};
+use policy::ModelFamily;
 use wan_vae::{Architecture, Checkpoint, Error, LoadOptions, Variant, WanVae, checkpoint};
 
 use super::failed;
@@ -30,7 +33,11 @@ impl<'a> Vae<'a> {
             WeightType::Bf16 => DType::BF16,
             WeightType::F16 => DType::F16,
         });
-        let options = LoadOptions::default().with_device(device(args.device)?).with_dtype(dtype);
+        let overrides = policy::overrides_from(std::env::vars_os()).map_err(|error| Failure::Usage(error.into()))?;
+        let mut options = LoadOptions::default().with_device(device(args.device)?).with_dtype(dtype);
+        options.conv = overrides.conv_for(ModelFamily::WanVae);
+        options.attention = overrides.attention_for(ModelFamily::WanVae);
+        options.plan_cache = machine::cache_folder("cudnn").map(Arc::from);
         let opened = match &args.vae {
             Some(path) => checkpoint::open(path),
             None => checkpoint::open_folder(&demo::vae()),
@@ -136,7 +143,11 @@ fn device(name: DeviceName) -> Result<Device, Failure> {
 #[cfg(feature = "cuda")]
 fn cuda(number: usize) -> Result<Device, Failure> {
     use anyhow::Context;
-    Ok(Device::new_cuda(number).with_context(|| format!("cannot use CUDA device {number}"))?)
+    let what = || format!("cannot use CUDA device {number}");
+    let device = Device::new_cuda_with_stream(number).with_context(what)?;
+    // Nobody else in this process wants it back.
+    candle_fork::memory::keep_freed(&device, u64::MAX).with_context(what)?;
+    Ok(device)
 }
 
 #[cfg(not(feature = "cuda"))]
