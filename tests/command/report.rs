@@ -128,6 +128,7 @@ fn doctor_describes_the_build_and_the_machine() {
     assert!(json["target"].as_str().is_some_and(|target| target.contains(std::env::consts::ARCH)), "{json}");
     assert!(json["cores"].as_u64().is_some_and(|cores| cores > 0), "{json}");
     assert_eq!(json["cuda_compiled"], cfg!(feature = "cuda"));
+    assert_eq!(json.get("cuda").is_some(), cfg!(feature = "cuda"));
 }
 
 #[test]
