@@ -3,8 +3,11 @@
 #![forbid(unsafe_code)]
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod gpu;
 pub mod machine;
 pub mod peer;
 pub mod record;
 pub mod synthetic;
 pub mod timing;
+pub mod wan;

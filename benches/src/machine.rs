@@ -12,8 +12,12 @@ pub fn processor() -> String {
     format!("{name} x{}", rayon::current_num_threads())
 }
 
-/// The commit that is checked out, `+` appended if the tree differs from it; empty outside a repository.
+/// The commit that is checked out, `+` appended if the tree differs from it; empty outside a repository. `TALLOW_COMMIT`
+/// in the environment goes first, for programs that run away from their repository.
 pub fn commit() -> String {
+    if let Ok(commit) = std::env::var("TALLOW_COMMIT") {
+        return commit;
+    }
     let git = |args: &[&str]| {
         let output = Command::new("git").args(args).output().ok().filter(|o| o.status.success())?;
         String::from_utf8(output.stdout).ok().map(|s| s.trim().to_owned())
@@ -26,6 +30,13 @@ pub fn commit() -> String {
 pub fn date() -> String {
     let output = Command::new("date").args(["-u", "+%Y-%m-%d"]).output().ok();
     output.and_then(|o| String::from_utf8(o.stdout).ok()).map(|s| s.trim().to_owned()).unwrap_or_default()
+}
+
+/// The NVIDIA driver's version, `driver 580.1`; `no driver` where there is none.
+pub fn driver() -> String {
+    let output = Command::new("nvidia-smi").args(["--query-gpu=driver_version", "--format=csv,noheader"]).output();
+    let text = output.ok().and_then(|o| String::from_utf8(o.stdout).ok()).unwrap_or_default();
+    text.lines().next().map_or_else(|| "no driver".to_owned(), |version| format!("driver {}", version.trim()))
 }
 
 /// Largest resident set of this process so far, mapped files included, in bytes; `None` where `/proc` has none.

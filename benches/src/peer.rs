@@ -18,7 +18,9 @@ impl Peer {
     /// # Errors
     /// If the script cannot be run, fails, or prints something else.
     pub fn run(python: &Path, script: &str, args: &[&str]) -> Result<Self> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(script);
+        // Where this was built, or in the repository that this runs in.
+        let built = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let path = if built.exists() { built } else { Path::new("benches") }.join("peers").join(script);
         let output =
             Command::new(python).arg(&path).args(args).output().with_context(|| format!("{python:?} {path:?}"))?;
         ensure!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));

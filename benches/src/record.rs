@@ -25,6 +25,8 @@ pub struct Row {
     pub floor: Option<f64>,
     /// Accuracy measured in the same run: metric and value.
     pub error: String,
+    /// GPU, driver and libraries; empty for a figure of the CPU.
+    pub versions: String,
 }
 
 impl Row {
@@ -39,11 +41,16 @@ impl Row {
             number(self.peer_value),
             number(self.floor),
             text(&self.error),
-            text(&format!("{} {}", machine::processor(), env!("CARGO_PKG_VERSION"))),
+            text(&format!("{} {}", self.place(), env!("CARGO_PKG_VERSION"))),
             machine::commit(),
             machine::date(),
         ]
         .join(",")
+    }
+
+    /// What it was measured on.
+    fn place(&self) -> String {
+        if self.versions.is_empty() { machine::processor() } else { self.versions.clone() }
     }
 
     /// One line for a person: name, value, and the ratio to the peer (value over peer).

@@ -18,6 +18,7 @@ fn distribution(tensor: &Expected, std: f32) -> (f32, f32) {
     match tensor.name.as_str() {
         name if name.ends_with("running_var") => (3.0, 0.1),
         name if name.contains("norm") && name.ends_with("weight") && tensor.shape.len() == 1 => (1.0, 0.05),
+        name if name.ends_with("gamma") => (1.0, 0.05),
         _ => (0.0, std),
     }
 }

@@ -5,7 +5,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use benches::{
     cpu::{self, Options},
     machine,
@@ -24,18 +24,39 @@ enum Group {
     Step,
     /// FLUX.2 VAE decode.
     Vae,
+    /// Wan 2.1 decode of three latent frames at 832x480 (takes minutes).
+    Wan,
     /// The built-in demonstration, whole command.
     Demo,
+    /// GPU: all convolutions of a steady latent frame of the Wan 2.1 decoder.
+    GpuConvs,
+    /// GPU: what stands between those convolutions; printed only.
+    GpuChain,
+    /// GPU: clips through the Wan 2.1 VAE.
+    GpuWan21,
+    /// GPU: clips through the Wan 2.2 VAE.
+    GpuWan22,
 }
+
+/// Groups that run where there is no GPU.
+const CPU: [Group; 6] = [Group::Gemm, Group::Conv, Group::Step, Group::Vae, Group::Wan, Group::Demo];
+/// Groups that need a GPU and a build with feature `cuda`.
+const GPU: [Group; 4] = [Group::GpuConvs, Group::GpuChain, Group::GpuWan21, Group::GpuWan22];
 
 /// Times ours against a baseline and a peer.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Groups to run; all if none is named.
+    /// Groups to run; all that need no GPU if none is named.
     groups: Vec<Group>,
+    /// All groups that need a GPU.
+    #[arg(long, conflicts_with = "groups")]
+    gpu: bool,
     /// Python with torch and diffusers, for the peers.
     #[arg(long)]
     python: Option<PathBuf>,
+    /// Also time diffusers compiled (GPU), which takes minutes.
+    #[arg(long)]
+    compiled_peer: bool,
     /// Record to update, for example docs/perf/cpu.csv.
     #[arg(long)]
     csv: Option<PathBuf>,
@@ -50,8 +71,8 @@ fn main() -> Result<()> {
     match args.groups.as_slice() {
         [group] => run(*group, &args),
         groups => {
-            let all = [Group::Gemm, Group::Conv, Group::Step, Group::Vae, Group::Demo];
-            let groups = if groups.is_empty() { &all[..] } else { groups };
+            let all = if args.gpu { &GPU[..] } else { &CPU };
+            let groups = if groups.is_empty() { all } else { groups };
             groups.iter().try_for_each(|group| in_own_process(*group, &args))
         }
     }
@@ -65,14 +86,20 @@ fn in_own_process(group: Group, args: &Args) -> Result<()> {
     for (flag, path) in optional.into_iter().filter_map(|(flag, path)| Some((flag, path?))) {
         command.arg(flag).arg(path);
     }
+    if args.compiled_peer {
+        command.arg("--compiled-peer");
+    }
     ensure!(command.arg("--tallow").arg(&args.tallow).status()?.success(), "{group:?} failed");
     Ok(())
 }
 
 fn run(group: Group, args: &Args) -> Result<()> {
-    let options = Options { python: args.python.clone() };
     let folder = tempfile::tempdir()?;
-    let rows = rows(group, &options, &args.tallow, folder.path())?;
+    let rows = if GPU.contains(&group) {
+        gpu_rows(group, args, folder.path())?
+    } else {
+        rows(group, &Options { python: args.python.clone() }, &args.tallow, folder.path())?
+    };
     for row in &rows {
         println!("{}", row.summary());
     }
@@ -85,6 +112,30 @@ fn rows(group: Group, options: &Options, tallow: &Path, folder: &Path) -> Result
         Group::Conv => cpu::conv::rows(options),
         Group::Step => cpu::flux2::step_rows(folder),
         Group::Vae => cpu::flux2::vae_rows(options, folder),
+        Group::Wan => cpu::wan::rows(options, folder),
         Group::Demo => cpu::flux2::demo_rows(tallow, folder),
+        Group::GpuConvs | Group::GpuChain | Group::GpuWan21 | Group::GpuWan22 => bail!("{group:?} needs a GPU"),
     }
+}
+
+#[cfg(feature = "cuda")]
+fn gpu_rows(group: Group, args: &Args, folder: &Path) -> Result<Vec<Row>> {
+    use benches::{
+        gpu::{self, Gpu},
+        wan::Model,
+    };
+    let options = gpu::Options { python: args.python.clone(), compiled_peer: args.compiled_peer };
+    let gpu = Gpu::open()?;
+    println!("{}", gpu.versions);
+    match group {
+        Group::GpuConvs => gpu::convs::rows(&gpu, &options),
+        Group::GpuChain => gpu::chain::print(&gpu).map(|()| Vec::new()),
+        Group::GpuWan21 => gpu::wan::rows(Model::Wan21, &gpu, &options, folder),
+        _ => gpu::wan::rows(Model::Wan22, &gpu, &options, folder),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu_rows(group: Group, _: &Args, _: &Path) -> Result<Vec<Row>> {
+    bail!("{group:?} needs a build with feature cuda")
 }
