@@ -161,7 +161,6 @@ fn outputs() {
     usage("a.avi", &["avi", ".mp4", ".y4m", ".gif"]);
     usage("a", &[".mp4"]);
     usage("%d-%d.png", &["one place for the number"]);
-    place.fails(&["decode"], 2, &["--output"]);
     let failed = |output: &str, words: &[&str]| place.fails(&["decode", "-o", output], 1, words);
     failed("a.png", &["a.png", "9 frames", "frame-%05d.png"]);
     failed("none/a.y4m", &["none"]);

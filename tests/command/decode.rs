@@ -48,7 +48,17 @@ fn difference(a: &[RgbImage], b: &[RgbImage]) -> (u8, f64) {
 }
 
 #[test]
-fn without_arguments_the_built_in_clip_is_decoded() {
+fn without_arguments_the_built_in_clip_becomes_a_video() {
+    let place = Place::new();
+    let ended = place.succeeds(&["decode"]);
+    let name = if cfg!(feature = "mp4") { "clip.mp4" } else { "clip.gif" };
+    assert_eq!(ended.stdout, format!("{name}\n"));
+    assert_eq!(place.files().len(), 1);
+    assert!(place.read(name).len() > 1000);
+}
+
+#[test]
+fn without_latents_the_built_in_clip_is_decoded() {
     let place = Place::new();
     let ended = place.succeeds(&["decode", "-o", "%05d.png"]);
     assert_eq!(ended.stdout, "%05d.png\n");

@@ -8,6 +8,9 @@ use wan_vae::{BlendedTiles, Remainder, Tiling};
 
 use super::RunArgs;
 
+/// The video that is made where none is named.
+const CLIP: &str = if cfg!(feature = "mp4") { "clip.mp4" } else { "clip.gif" };
+
 /// Arguments of `tallow decode`.
 #[derive(Debug, Args)]
 pub(crate) struct DecodeArgs {
@@ -18,7 +21,7 @@ pub(crate) struct DecodeArgs {
     /// Video file: .mp4, .y4m, .gif, a series of pictures such as frame-%05d.png, or - for Y4M to standard output
     ///
     /// Latents of a single picture can also become a .png, .jpg or .webp file.
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", default_value = CLIP)]
     pub(crate) output: PathBuf,
 
     #[command(flatten)]
