@@ -50,7 +50,7 @@ pub fn print(gpu: &Gpu) -> Result<()> {
         let bias = gpu.noise(0.1, &[c], DTYPE)?;
         let params = ConvParams::<3> { padding: [(0, 0), (1, 1), (1, 1)], ..ConvParams::default() };
         let mut policy = Policy::new(Backend::Auto);
-        policy.choice = PlanChoice::Timed { max_plans: 16, runs: 3 };
+        policy.choice = PlanChoice::Timed { max_plans: 32, runs: 3 };
         scope(policy, || {
             line(&format!("3x3x3 convolution, {at}"), bytes(c, [2 * t + 2, h, w]), &|| {
                 Ok(conv_nd(&buffer, &weight, Some(&bias), &params).map(drop)?)

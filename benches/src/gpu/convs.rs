@@ -110,7 +110,7 @@ fn time(gpu: &Gpu, layer: &Layer, dtype: DType, backend: Backend, runs: usize) -
     let call = |x: &Tensor| conv_nd(x, &weight, Some(&bias), &params);
 
     let mut policy = Policy::new(backend);
-    policy.choice = PlanChoice::Timed { max_plans: 16, runs: 3 };
+    policy.choice = PlanChoice::Timed { max_plans: 32, runs: 3 };
     let (ms, dispatched) = scope(policy.clone(), || -> Result<(f64, bool)> {
         take_counters();
         let ms = gpu.time(3, runs, |i| Ok(call(&inputs[i % inputs.len()]).map(drop)?))?;
