@@ -26,7 +26,6 @@ pub(crate) use kernel::{Block, KC, panel_width};
 pub(crate) use matrix::{Matrix, Stack, gather, unsupported, zeros};
 pub(crate) use parallel::{direct, for_each, transposed, work};
 pub(crate) use rows::{FEW, few};
-#[allow(unused_imports)] // Other ops come to use these.
 pub(crate) use serial::{Output, PackedCols, Scratch, Strided, serial};
 pub(crate) use source::{ColSource, RowSource};
 

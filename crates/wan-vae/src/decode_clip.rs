@@ -46,11 +46,8 @@ impl WanVae {
         observer: &dyn Observer,
         sink: &mut dyn FnMut(Tensor) -> Result<()>,
     ) -> Result<()> {
-        let (_, count, height, width) = latents.extents();
-        // All of it before anything is computed.
-        self.input(latents)?;
-        let fetch = &mut |frames: Range<usize>| latents.frames(frames.start, frames.len());
-        self.decode_stream((count, height, width), fetch, options, observer, sink)
+        let _policy = self.enter();
+        self.decode_whole(latents, options, observer, &mut |packed| sink(self.frames_of(&packed)?))
     }
 
     /// [`WanVae::decode_clip`] for latents that do not lie in memory: `fetch` gives the latent frames of a range, in order
@@ -70,7 +67,7 @@ impl WanVae {
         sink: &mut dyn FnMut(Tensor) -> Result<()>,
     ) -> Result<()> {
         let _policy = self.enter();
-        self.decode_packed(extents, fetch, options, observer, &mut |packed| sink(self.frames_of(&packed)?))
+        self.decode_fetched(extents, fetch, options, observer, &mut |packed| sink(self.frames_of(&packed)?))
     }
 
     /// [`WanVae::decode_clip`] that gives bytes: interleaved pixels of each latent frame, on the host. On a device, frames
@@ -85,10 +82,8 @@ impl WanVae {
         observer: &dyn Observer,
         sink: &mut dyn FnMut(HostFrames) -> Result<()>,
     ) -> Result<()> {
-        let (_, count, height, width) = latents.extents();
-        self.input(latents)?;
-        let fetch = &mut |frames: Range<usize>| latents.frames(frames.start, frames.len());
-        self.decode_stream_rgb8((count, height, width), fetch, options, observer, sink)
+        let _policy = self.enter();
+        self.as_rgb8(sink, |emit| self.decode_whole(latents, options, observer, emit))
     }
 
     /// [`WanVae::decode_stream`] that gives bytes, as [`WanVae::decode_clip_rgb8`] does.
@@ -104,6 +99,15 @@ impl WanVae {
         sink: &mut dyn FnMut(HostFrames) -> Result<()>,
     ) -> Result<()> {
         let _policy = self.enter();
+        self.as_rgb8(sink, |emit| self.decode_fetched(extents, fetch, options, observer, emit))
+    }
+
+    /// Runs a decode whose latent frames, as the decoder leaves them, become bytes for `sink`.
+    fn as_rgb8(
+        &self,
+        sink: &mut dyn FnMut(HostFrames) -> Result<()>,
+        decode: impl FnOnce(&mut dyn FnMut(Tensor) -> Result<()>) -> Result<()>,
+    ) -> Result<()> {
         let unpack = self.architecture().unpack;
         let mut downloads = Downloads::default();
         let mut emit = |frames: Option<HostFrames>| match frames {
@@ -111,14 +115,28 @@ impl WanVae {
             Some(frames) => sink(frames),
             None => Ok(()),
         };
-        self.decode_packed(extents, fetch, options, observer, &mut |packed| {
-            emit(downloads.push(frames_to_rgb8(&packed, unpack.side(), pixel_order(unpack))?)?)
-        })?;
+        decode(&mut |packed| emit(downloads.push(frames_to_rgb8(&packed, unpack.side(), pixel_order(unpack))?)?))?;
         emit(downloads.finish()?)
     }
 
-    /// [`WanVae::decode_stream`] that gives each latent frame as the decoder leaves it, `[1, C, m, H, W]`.
-    fn decode_packed(
+    /// Latents in memory, which are all checked before anything is computed, and none again.
+    fn decode_whole(
+        &self,
+        latents: &RawLatents,
+        options: &DecodeOptions,
+        observer: &dyn Observer,
+        emit: &mut dyn FnMut(Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let (_, count, height, width) = latents.extents();
+        let latents = self.input(latents)?;
+        let fetch = &mut |frames: Range<usize>| {
+            Ok(latents.narrow(2, frames.start, frames.len()).what("frames of the latents")?)
+        };
+        self.decode_packed((count, height, width), fetch, options, observer, emit)
+    }
+
+    /// Latents that are checked as they are fetched.
+    fn decode_fetched(
         &self,
         extents: (usize, usize, usize),
         fetch: &mut dyn FnMut(Range<usize>) -> Result<RawLatents>,
@@ -126,18 +144,31 @@ impl WanVae {
         observer: &dyn Observer,
         emit: &mut dyn FnMut(Tensor) -> Result<()>,
     ) -> Result<()> {
-        let decoder = self.require_decoder()?;
-        let (count, height, width) = extents;
-        let plan = self.decode_plan(extents, options)?;
-        let mut fetch = |frames: Range<usize>| {
+        let (_, height, width) = extents;
+        let fetch = &mut |frames: Range<usize>| {
             let wanted = (self.z_dim(), frames.len(), height, width);
             let latents = fetch(frames)?;
             let (channels, ..) = latents.extents();
             if channels == wanted.0 && latents.extents() != wanted {
                 return Err(shape("latents", latents.tensor(), format!("{wanted:?}")));
             }
-            Ok(latents)
+            self.input(&latents)
         };
+        self.decode_packed(extents, fetch, options, observer, emit)
+    }
+
+    /// Latents as [`WanVae::input`] gives them to latent frames as the decoder leaves them, `[1, C, m, H, W]` each.
+    fn decode_packed(
+        &self,
+        extents: (usize, usize, usize),
+        fetch: &mut dyn FnMut(Range<usize>) -> Result<Tensor>,
+        options: &DecodeOptions,
+        observer: &dyn Observer,
+        emit: &mut dyn FnMut(Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let decoder = self.require_decoder()?;
+        let (count, height, width) = extents;
+        let plan = self.decode_plan(extents, options)?;
         observer.notify(Event::Stage { name: "vae decode" })?;
         let chunk = match self.0.device.is_cpu() {
             true => memory::chunk(height, width),
@@ -164,11 +195,10 @@ impl WanVae {
             ClipPlan::Whole => {}
             ClipPlan::Bands(bands) => {
                 let halos = self.architecture().decoder.as_ref().map(bands::decoder_halos).unwrap_or_default();
-                let latents = self.input(&fetch(0..count)?)?;
-                return self.decode_bands(&latents, bands, &halos, chunk, &mut tick, emit);
+                return self.decode_bands(&fetch(0..count)?, bands, &halos, chunk, &mut tick, emit);
             }
             ClipPlan::Blended(geometry) => {
-                return self.decode_blended(&self.input(&fetch(0..count)?)?, geometry, &mut tick, emit);
+                return self.decode_blended(&fetch(0..count)?, geometry, &mut tick, emit);
             }
         }
         let mut state = DecoderState::new(self);

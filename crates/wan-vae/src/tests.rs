@@ -257,7 +257,8 @@ fn a_state_that_stopped_half_way_is_refused() {
     let mut state = DecoderState::new(&vae);
     let before = state.clone();
     let failing = &mut || Err(Error::Cancelled(crate::Cancelled));
-    assert!(matches!(vae.decode_with(&mut state, &z, failing, &mut |_| Ok(())), Err(Error::Cancelled(_))));
+    let input = vae.input(&z).unwrap();
+    assert!(matches!(vae.decode_with(&mut state, &input, failing, &mut |_| Ok(())), Err(Error::Cancelled(_))));
     assert!(matches!(vae.decode(&mut state, &z), Err(Error::BrokenState)));
     assert!(vae.decode(&mut before.clone(), &z).is_ok());
     let mut state = EncoderState::new(&vae);

@@ -109,8 +109,11 @@ impl WanVae {
     /// cannot go on; [`Error::NonFinite`] if finite latents give none.
     pub fn decode(&self, state: &mut DecoderState, latents: &RawLatents) -> Result<Tensor> {
         let _policy = self.enter();
+        self.require_decoder()?;
+        let (_, _, height, width) = latents.extents();
+        state.0.check(self, (height, width))?;
         let mut frames = Vec::new();
-        self.decode_with(state, latents, &mut || Ok(()), &mut |packed| {
+        self.decode_with(state, &self.input(latents)?, &mut || Ok(()), &mut |packed| {
             frames.push(self.frames_of(&packed)?);
             Ok(())
         })?;
@@ -132,19 +135,17 @@ impl WanVae {
         Ok(pixels.clamp(-1f32, 1f32).what("clamped frames")?)
     }
 
-    /// [`Self::decode`] that gives each latent frame as the decoder leaves it, `[1, C, m, H, W]`, to `emit` and calls
-    /// `tick` between layers.
+    /// [`Self::decode`] of latents from [`Self::input`] with a state that may go on with them, which gives each latent
+    /// frame as the decoder leaves it, `[1, C, m, H, W]`, to `emit` and calls `tick` between layers.
     pub(crate) fn decode_with(
         &self,
         state: &mut DecoderState,
-        latents: &RawLatents,
+        latents: &Tensor,
         tick: Tick<'_>,
         emit: &mut dyn FnMut(Tensor) -> Result<()>,
     ) -> Result<()> {
         let decoder = self.require_decoder()?;
-        let (_, count, height, width) = latents.extents();
-        state.0.check(self, (height, width))?;
-        let latents = self.input(latents)?;
+        let (_, _, count, height, width) = latents.dims5().what("latents")?;
         let _span = tracing::debug_span!("vae.decode", shape = ?latents.dims()).entered();
         state.0.run((height, width), |stream| {
             for (first, frames) in pieces(stream.seen, count) {

@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc, time::Instant};
 use anyhow::anyhow;
 use media::FrameRate;
 use wan_vae::{
-    ClipMemory, ClipPlan, DecodeOptions, Error, NormalizedLatents, RawLatents, Statistics, WanVae,
+    ClipMemory, ClipPlan, DecodeOptions, Error, HostFrames, NormalizedLatents, RawLatents, Statistics, WanVae,
     latent_files::{Kind, LatentFile, likeness},
     memory,
 };
@@ -207,13 +207,13 @@ impl Clip {
                 LatentKind::Normalized => vae.denormalize(&NormalizedLatents::new(latents)?),
             }
         };
-        let mut write = |frames: candle_core::Tensor| {
+        let mut write = |frames: HostFrames| {
             for picture in frames::pictures(&frames).map_err(|error| caller("cannot read the frames", error))? {
                 pictures.write(picture).map_err(|error| caller("cannot write the video", error))?;
             }
             Ok(())
         };
         let extents = (count, height, width);
-        vae.decode_stream(extents, &mut fetch, &self.options, progress, &mut write).map_err(failed)
+        vae.decode_stream_rgb8(extents, &mut fetch, &self.options, progress, &mut write).map_err(failed)
     }
 }

@@ -1,24 +1,20 @@
 //! Between tensors of frames and pictures.
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use candle_core::{Device, Tensor};
 use media::Rgb8;
+use wan_vae::HostFrames;
 
-/// The pictures of frames `[3, m, H, W]` in -1..=1.
+/// The pictures of frames from a decoder.
 ///
 /// # Errors
-/// If the tensor has another shape or values that are not finite.
-pub(crate) fn pictures(frames: &Tensor) -> anyhow::Result<Vec<Rgb8>> {
-    const WHAT: &str = "cannot read the frames";
-    let (channels, count, height, width) = frames.dims4().context(WHAT)?;
+/// If they have other channels than red, green and blue, or were made of values that are not finite.
+pub(crate) fn pictures(frames: &HostFrames) -> anyhow::Result<Vec<Rgb8>> {
+    let [_, height, width, channels] = frames.dims;
     ensure!(channels == 3, "frames of {channels} channels, expected 3");
-    let picture = |index| {
-        let frame = frames.narrow(1, index, 1).and_then(|frame| frame.flatten_all()?.to_vec1::<f32>());
-        let mut planes = frame.context(WHAT)?;
-        planes.iter_mut().for_each(|value| *value = *value / 2.0 + 0.5);
-        Ok(Rgb8::from_planar_f32(&planes, width, height)?)
-    };
-    (0..count).map(picture).collect()
+    ensure!(frames.all_finite, "frames of values that are not finite");
+    let bytes = (height * width * channels).max(1);
+    frames.pixels.chunks_exact(bytes).map(|pixels| Ok(Rgb8::new(pixels.to_vec(), width, height)?)).collect()
 }
 
 /// A picture as a frame `[3, 1, H, W]` in -1..=1.
@@ -33,7 +29,17 @@ pub(crate) fn frame(picture: &Rgb8) -> candle_core::Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
+    use candle_fork::frames::{Downloads, PatchOrder, frames_to_rgb8};
+
     use super::*;
+
+    /// The pictures of frames `[3, m, H, W]` in -1..=1.
+    fn pictures(frames: &Tensor) -> anyhow::Result<Vec<Rgb8>> {
+        let bytes = frames_to_rgb8(&frames.unsqueeze(0).unwrap(), 1, PatchOrder::RowMajor).unwrap();
+        let mut downloads = Downloads::default();
+        assert!(downloads.push(bytes).unwrap().is_none());
+        super::pictures(&downloads.finish().unwrap().unwrap())
+    }
 
     #[test]
     fn every_level_comes_back() {
@@ -52,6 +58,6 @@ mod tests {
         let pixels: Vec<_> = pictures.iter().map(Rgb8::pixels).collect();
         assert_eq!(pixels, [[0, 255, 0], [128, 255, 255]]);
         let nan = Tensor::full(f32::NAN, (3, 1, 1, 1), &Device::Cpu).unwrap();
-        assert!(super::pictures(&nan).is_err());
+        assert!(self::pictures(&nan).is_err());
     }
 }
