@@ -6,11 +6,12 @@ use candle_core::{DType, Tensor};
 use candle_fork::{
     Activation, AttentionMask, attention, channel_rms_norm_after,
     conv::{ConvParams, conv_nd, conv_nd_add},
-    cudnn_policy::{Backend, PlanChoice, Policy, scope},
+    cudnn_policy::{Backend, Policy, scope},
     frames::{PatchOrder, cat_frames, frames_to_rgb8, split_pairs, tail_frames},
     interleave2d,
     layout::channels_last,
 };
+use wan_vae::LoadOptions;
 
 use super::{Gpu, floors::Floors};
 
@@ -50,7 +51,7 @@ pub fn print(gpu: &Gpu) -> Result<()> {
         let bias = gpu.noise(0.1, &[c], DTYPE)?;
         let params = ConvParams::<3> { padding: [(0, 0), (1, 1), (1, 1)], ..ConvParams::default() };
         let mut policy = Policy::new(Backend::Auto);
-        policy.choice = PlanChoice::Timed { max_plans: 32, runs: 3 };
+        policy.choice = LoadOptions::default().plans;
         scope(policy, || {
             line(&format!("3x3x3 convolution, {at}"), bytes(c, [2 * t + 2, h, w]), &|| {
                 Ok(conv_nd(&buffer, &weight, Some(&bias), &params).map(drop)?)

@@ -5,9 +5,10 @@ use candle_core::{DType, Tensor};
 use candle_fork::{
     ConvParams,
     conv::conv_nd,
-    cudnn_policy::{Backend, PlanChoice, Policy, scope, take_counters},
+    cudnn_policy::{Backend, Policy, scope, take_counters},
     layout::channels_last,
 };
+use wan_vae::LoadOptions;
 
 use super::{Gpu, Options, floors::Floors, peer, relative_error};
 use crate::record::Row;
@@ -110,7 +111,7 @@ fn time(gpu: &Gpu, layer: &Layer, dtype: DType, backend: Backend, runs: usize) -
     let call = |x: &Tensor| conv_nd(x, &weight, Some(&bias), &params);
 
     let mut policy = Policy::new(backend);
-    policy.choice = PlanChoice::Timed { max_plans: 32, runs: 3 };
+    policy.choice = LoadOptions::default().plans;
     let (ms, dispatched) = scope(policy.clone(), || -> Result<(f64, bool)> {
         take_counters();
         let ms = gpu.time(3, runs, |i| Ok(call(&inputs[i % inputs.len()]).map(drop)?))?;
