@@ -1,8 +1,8 @@
 //! The thread-local switch that lets ops use cuDNN, and counters of what came of it.
 //!
-//! A thread starts at [`Policy::default`]: im2col, the same bytes whatever libraries are installed. [`enter`] changes the
-//! policy until its guard is dropped, [`scope`] for the length of a call. Threads never see each other's policy: work
-//! handed to a pool runs under the default unless it enters a policy itself.
+//! A thread starts at [`Policy::default`]: im2col and attention of our own, the same bytes whatever libraries are installed.
+//! [`enter`] changes the policy until its guard is dropped, [`scope`] for the length of a call. Threads never see each
+//! other's policy: work handed to a pool runs under the default unless it enters a policy itself.
 //!
 //! [`Counters`] are per thread as well. [`Counters::dispatched`] counts executions that cuDNN accepted, after the last
 //! point at which a fallback could still happen, so a test can hold that a path was really taken.
@@ -32,16 +32,21 @@ pub enum Backend {
     Required,
 }
 
-/// Which implementation of attention a thread may use.
+/// Which implementation of attention a thread may use. It matters on CUDA alone.
+///
+/// Every one of them takes f32, and heads that no fused kernel serves, to matrix products and a softmax, but for
+/// [`Self::Required`]. A causal mask, which cuDNN's kernel lacks, goes to this crate's own fused kernel under every one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Attention {
-    /// Products and a softmax.
+    /// This crate's own: a fused kernel for half precision, products and a softmax for the rest.
     #[default]
     Math,
-    /// A fused kernel where there is one, as yet nowhere; products and a softmax otherwise.
+    /// cuDNN's fused kernel in half precision, this crate's own where it does not serve; the reason of a fallback is
+    /// counted. The kernel is compiled at run time, half a second for each new shape; see [`Policy::plan_cache`].
     Auto,
-    /// A fused kernel; a fallback is [`Error::FallbackRefused`](crate::Error::FallbackRefused).
+    /// A fused kernel, of cuDNN unless the mask is causal; a fallback is
+    /// [`Error::FallbackRefused`](crate::Error::FallbackRefused).
     Required,
 }
 
@@ -70,17 +75,21 @@ pub struct Policy {
     pub backend: Backend,
     /// Implementation of attention.
     pub attention: Attention,
+    /// Let this crate's own attention use the products by groups of warps of compute capability 9.0, for heads of 72 to 128
+    /// components. Faster, with other bytes than without. Off by default.
+    pub warp_groups: bool,
     /// Only engines that give the same bytes run to run. On by default: for forward convolutions it costs nothing.
     pub deterministic: bool,
     /// Let f32 convolutions round their inputs to TF32 (10 bits of mantissa). Off by default.
     pub allow_tf32: bool,
     /// Let f32 convolutions use transformed domains (Winograd, FFT), which are less exact. Off by default.
     pub allow_transforms: bool,
-    /// Let cuDNN compile kernels at run time (0.5 s and more per shape) where it has none ready. Off by default.
+    /// Let cuDNN compile convolutions at run time (0.5 s and more per shape) where it has none ready. Off by default.
     pub allow_run_time_compiled: bool,
-    /// Use cuDNN also in versions that are known to give wrong results for the problem at hand. Off by default.
+    /// Use cuDNN also in versions that are known to give wrong results for the problem at hand, or that do not document it.
+    /// Off by default.
     pub trust_version: bool,
-    /// Most workspace of one convolution in bytes; plans that need more are passed over. 1 GiB by default.
+    /// Most workspace of one execution in bytes; plans that need more are passed over. 1 GiB by default.
     pub workspace_cap: u64,
     /// How a plan is chosen.
     pub choice: PlanChoice,
@@ -102,6 +111,7 @@ impl Default for Policy {
         Self {
             backend: Backend::Im2col,
             attention: Attention::Math,
+            warp_groups: false,
             deterministic: true,
             allow_tf32: false,
             allow_transforms: false,
@@ -114,7 +124,7 @@ impl Default for Policy {
     }
 }
 
-/// Why a convolution that the policy wanted on cuDNN ran elsewhere.
+/// Why a convolution or an attention that the policy wanted on cuDNN ran elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum FallbackReason {
@@ -155,19 +165,47 @@ pub struct Counters {
     pub dispatched: u64,
     /// Convolutions that ran elsewhere after an attempt, by reason.
     pub fallbacks: BTreeMap<FallbackReason, u64>,
+    /// The same for attention, and what ran instead.
+    pub attention: AttentionCounters,
     /// Plans built from scratch.
     pub plans_built: u64,
     /// Plans read from the directory of [`Policy::plan_cache`].
     pub plans_loaded: u64,
     /// Plans found in memory.
     pub plan_cache_hits: u64,
-    /// Largest workspace of a dispatched convolution in bytes.
+    /// Largest workspace of an execution by cuDNN in bytes.
     pub workspace_high_water: u64,
     /// The engine that ran last, in cuDNN's numbering for the pattern.
     pub last_engine: Option<Arc<str>>,
 }
 
 impl Counters {
+    /// Fallbacks of convolutions, for every reason.
+    #[must_use]
+    pub fn fallback_total(&self) -> u64 {
+        self.fallbacks.values().sum()
+    }
+}
+
+/// The part of [`Counters`] that is about attention on CUDA.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct AttentionCounters {
+    /// Calls that were to run on cuDNN.
+    pub attempts: u64,
+    /// Calls that did: cuDNN accepted the execution.
+    pub dispatched: u64,
+    /// Calls that ran elsewhere after an attempt, by reason.
+    pub fallbacks: BTreeMap<FallbackReason, u64>,
+    /// Calls of this crate's own fused kernels.
+    pub fused: u64,
+    /// Those of them that used [`Policy::warp_groups`].
+    pub warp_groups: u64,
+    /// Calls that ran as products and a softmax.
+    pub products: u64,
+}
+
+impl AttentionCounters {
     /// Fallbacks of every reason.
     #[must_use]
     pub fn fallback_total(&self) -> u64 {
@@ -199,6 +237,12 @@ pub fn backend() -> Backend {
 #[must_use]
 pub fn attention() -> Attention {
     ENTERED.with_borrow(|entered| entered.last().map(|(_, policy)| policy.attention).unwrap_or_default())
+}
+
+/// Whether [`Policy::warp_groups`] of [`current`] is set, without a copy of the rest.
+#[cfg(feature = "cuda")]
+pub(crate) fn warp_groups() -> bool {
+    ENTERED.with_borrow(|entered| entered.last().is_some_and(|(_, policy)| policy.warp_groups))
 }
 
 /// Sets the policy of this thread until the guard is dropped, also by a panic.
@@ -365,12 +409,14 @@ mod tests {
                 c.attempts += 2;
                 *c.fallbacks.entry(FallbackReason::Errata).or_default() += 1;
                 *c.fallbacks.entry(FallbackReason::Unavailable).or_default() += 2;
+                *c.attention.fallbacks.entry(FallbackReason::Unsupported).or_default() += 7;
             });
             let seen = counters();
             (seen.clone(), take_counters() == seen, take_counters())
         });
         let (seen, same, after) = counted.join().unwrap();
         assert_eq!((seen.attempts, seen.fallback_total(), same), (2, 3, true));
+        assert_eq!((seen.attention.attempts, seen.attention.fallback_total()), (0, 7));
         assert_eq!(after, Counters::default());
     }
 }

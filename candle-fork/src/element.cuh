@@ -41,3 +41,25 @@ template <typename T, int N> __device__ __forceinline__ Vec<T, N> narrow_all(con
     }
     return to;
 }
+
+// N neighbours of a small operand from `index` on; together they begin at a multiple of their size, or of 16 bytes.
+template <int N>
+__device__ __forceinline__ void load_run_as_float(const void* base, uint32_t type, uint64_t index, float (&to)[N]) {
+    if constexpr (N == 1) {
+        to[0] = load_as_float(base, type, index);
+        return;
+    }
+    if (type == ELEMENT_F16) {
+        widen_all(load_vec<__half, N>(static_cast<const __half*>(base) + index), to);
+    } else if (type == ELEMENT_BF16) {
+        widen_all(load_vec<__nv_bfloat16, N>(static_cast<const __nv_bfloat16*>(base) + index), to);
+    } else {
+        constexpr int PART = N < 4 ? N : 4;
+#pragma unroll
+        for (int i = 0; i < N; i += PART) {
+            const Vec<float, PART> part = load_vec<float, PART>(static_cast<const float*>(base) + index + i);
+#pragma unroll
+            for (int j = 0; j < PART; ++j) to[i + j] = part.v[j];
+        }
+    }
+}

@@ -76,6 +76,14 @@ impl HostTensor {
         Self::new(self.owner.clone(), first..first + len * row, self.dtype, dims)
     }
 
+    /// The same elements in another shape.
+    ///
+    /// # Errors
+    /// [`Error::HostRange`] if it has another number of elements.
+    pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Self> {
+        Self::new(self.owner.clone(), self.range.clone(), self.dtype, shape)
+    }
+
     /// Copies into a candle tensor of the same dtype, then converts to `dtype` on `device`.
     ///
     /// # Errors

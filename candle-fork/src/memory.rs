@@ -24,6 +24,19 @@ pub fn keep_freed(device: &Device, bytes: u64) -> Result<()> {
     }
 }
 
+/// Bytes that can be allocated on a CUDA `device` now: what its driver has left, and what was freed and kept. `None` on other
+/// devices.
+///
+/// # Errors
+/// [`crate::Error::Candle`] if the driver refuses, as it does for devices without memory pools.
+pub fn available(device: &Device) -> Result<Option<u64>> {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => on_cuda::available(device).map(Some),
+        _ => Ok(None),
+    }
+}
+
 /// Most bytes that tensors and scratch memory of a CUDA `device` have held at a time since [`reset_peak`] (or ever): what the
 /// allocations came to, without what the driver keeps for itself or for later. `None` on other devices.
 ///
@@ -60,6 +73,20 @@ pub fn release_scratch(device: &Device) {
     let _ = device;
 }
 
+/// Gives memory that was freed and kept ([`keep_freed`]) back to the system, once the work of `device` is done: before a model
+/// is loaded in place of another, whose pieces would not fit into the holes. Does nothing on other devices than CUDA ones.
+///
+/// # Errors
+/// [`crate::Error::Candle`] if the driver refuses, as it does for devices without memory pools.
+pub fn give_back(device: &Device) -> Result<()> {
+    release_scratch(device);
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => on_cuda::give_back(device),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(feature = "cuda")]
 mod on_cuda {
     use candle_core::{
@@ -78,10 +105,29 @@ mod on_cuda {
         set(device, sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, bytes)
     }
 
+    pub(super) fn available(device: &CudaDevice) -> Result<u64> {
+        let reserved = get(device, sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        let used = get(device, sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+        // Of the device whose pool that is: its context is bound to the thread.
+        let (free, _) = result::mem_get_info().w().what(WHAT)?;
+        Ok(free as u64 + reserved.saturating_sub(used))
+    }
+
+    pub(super) fn give_back(device: &CudaDevice) -> Result<()> {
+        let pool = pool(device)?;
+        // What is being used by enqueued work is not free yet.
+        device.cuda_stream().synchronize().w().what(WHAT)?;
+        // SAFETY: the pool is the device's own and never destroyed.
+        unsafe { result::mem_pool::trim_to(pool, 0) }.w().what(WHAT)
+    }
+
     pub(super) fn peak(device: &CudaDevice) -> Result<u64> {
+        get(device, sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+    }
+
+    fn get(device: &CudaDevice, attribute: sys::CUmemPool_attribute) -> Result<u64> {
         let pool = pool(device)?;
         let mut bytes = 0u64;
-        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
         // SAFETY: the pool is the device's own and never destroyed; the attribute is a 64-bit integer, which the call writes.
         unsafe { result::mem_pool::get_attribute(pool, attribute, (&raw mut bytes).cast()) }.w().what(WHAT)?;
         Ok(bytes)
@@ -115,7 +161,9 @@ mod tests {
     fn the_cpu_has_nothing_to_keep() {
         keep_freed(&Device::Cpu, u64::MAX).unwrap();
         release_scratch(&Device::Cpu);
+        give_back(&Device::Cpu).unwrap();
         reset_peak(&Device::Cpu).unwrap();
         assert_eq!(peak(&Device::Cpu).unwrap(), None);
+        assert_eq!(available(&Device::Cpu).unwrap(), None);
     }
 }

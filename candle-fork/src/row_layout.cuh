@@ -11,6 +11,8 @@ struct RowLayout {
     uint64_t inner_pitch;
 
     __device__ __forceinline__ uint64_t start(uint64_t row) const {
-        return inner == 1 ? row * outer_pitch : row / inner * outer_pitch + row % inner * inner_pitch;
+        if (inner == 1) return row * outer_pitch;
+        const uint64_t outer = quotient(row, inner);
+        return outer * outer_pitch + (row - outer * inner) * inner_pitch;
     }
 };

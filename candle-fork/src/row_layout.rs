@@ -46,6 +46,12 @@ impl RowLayout {
         Some(Self { inner: inner.max(1) as u64, outer_pitch: outer_pitch as u64, inner_pitch: inner_pitch as u64 })
     }
 
+    /// Packed rows of `n` elements.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn packed(n: usize) -> Self {
+        Self { inner: 1, outer_pitch: n as u64, inner_pitch: 0 }
+    }
+
     /// Whether all rows begin at multiples of `elements`, if the first does.
     pub(crate) fn is_multiple_of(&self, elements: usize) -> bool {
         [self.outer_pitch, self.inner_pitch].iter().all(|pitch| pitch.is_multiple_of(elements as u64))

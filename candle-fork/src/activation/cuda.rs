@@ -10,9 +10,10 @@ use crate::{
         tensor::{Address, Operand, Output, device_of, element_type},
     },
     element::kernel_suffix,
-    error::Result,
+    error::{Result, What},
     layout::{MemoryOrder, contiguous, in_order, memory_order},
     row_layout::{RowLayout, rows_of},
+    target::with_address,
 };
 
 const MODULE: Module = module!(ACTIVATION);
@@ -20,8 +21,11 @@ const MODULE: Module = module!(ACTIVATION);
 /// Bytes of the widest access.
 const WIDE: usize = 16;
 
-/// Most blocks along y; kernels loop over the rows that are left.
-const MAX_BLOCKS_Y: u64 = 65535;
+/// Most blocks along y and z; kernels loop over what is left.
+const MAX_BLOCKS: u64 = 65535;
+
+/// Rows that a thread takes at a time, as in activation.cu.
+const ROWS: u64 = 4;
 
 /// `FlatParams` of the kernels.
 #[repr(C)]
@@ -46,8 +50,9 @@ struct RowParams {
     out: Address,
     x_rows: RowLayout,
     z_rows: RowLayout,
-    rows: u64,
+    out_rows: RowLayout,
     n: u64,
+    batches: u64,
     rows_per_batch: u64,
     gate_type: u32,
     unused: u32,
@@ -104,25 +109,47 @@ fn flat(op: &'static str, x: &Tensor, z: Option<&Tensor>) -> Result<Tensor> {
 
 pub(super) fn swiglu(x: &Tensor) -> Result<Tensor> {
     const OP: &str = "swiglu";
-    let (x, x_rows) = rows_of(OP, "x", x)?;
-    let mut dims = x.tensor().dims().to_vec();
+    let mut dims = x.dims().to_vec();
     if let Some(last) = dims.last_mut() {
         *last /= 2;
     }
+    let out = Output::new(OP, device_of(OP, x)?, x.dtype(), dims.iter().product())?;
+    swiglu_at(OP, x, out.address(), RowLayout::packed(dims.last().copied().unwrap_or(1)))?;
+    out.into_tensor(OP, dims)
+}
+
+/// `out` is of the result's shape; its last axis is packed.
+pub(super) fn swiglu_into(op: &'static str, x: &Tensor, out: &Tensor) -> Result<()> {
+    match RowLayout::of(out.layout()) {
+        Some(rows) => with_address(op, out, |address| swiglu_at(op, x, address, rows)),
+        // Three axes or more that lie apart: one item after the other.
+        None => (0..out.dims()[0]).try_for_each(|item| {
+            let part = |t: &Tensor| t.get(item).what(op);
+            swiglu_into(op, &part(x)?, &part(out)?)
+        }),
+    }
+}
+
+/// Writes the result to rows at `out`.
+fn swiglu_at(op: &'static str, x: &Tensor, out: Address, out_rows: RowLayout) -> Result<()> {
+    let (x, x_rows) = rows_of(op, "x", x)?;
+    let n = x.tensor().dims().last().copied().unwrap_or(0) / 2;
     let params = RowParams {
         x: x.address(),
         z: 0,
         gate: 0,
-        out: 0,
+        out,
         x_rows,
         z_rows: x_rows,
-        rows: 0,
-        n: 0,
-        rows_per_batch: 1,
+        out_rows,
+        n: n as u64,
+        batches: 1,
+        rows_per_batch: x.tensor().elem_count().checked_div(2 * n).unwrap_or(0) as u64,
         gate_type: 0,
         unused: 0,
     };
-    rows(OP, x.tensor(), dims, params)
+    // SAFETY: x has these rows of 2 n elements and `out` room for as many of n, at the distances of the layouts.
+    unsafe { rows(op, "swiglu", x.tensor(), &params) }
 }
 
 pub(super) fn gate_residual(x: &Tensor, gate: &Tensor, z: &Tensor) -> Result<Tensor> {
@@ -131,43 +158,49 @@ pub(super) fn gate_residual(x: &Tensor, gate: &Tensor, z: &Tensor) -> Result<Ten
     let (z, z_rows) = rows_of(OP, "y", z)?;
     let gate = Operand::new(OP, &contiguous(gate)?)?;
     let dims = x.tensor().dims().to_vec();
+    let out = Output::new(OP, device_of(OP, x.tensor())?, x.tensor().dtype(), dims.iter().product())?;
     let params = RowParams {
         x: x.address(),
         z: z.address(),
         gate: gate.address(),
-        out: 0,
+        out: out.address(),
         x_rows,
         z_rows,
-        rows: 0,
-        n: 0,
-        rows_per_batch: dims[1].max(1) as u64,
+        out_rows: RowLayout::packed(dims[2]),
+        n: dims[2] as u64,
+        batches: dims[0] as u64,
+        rows_per_batch: dims[1] as u64,
         gate_type: element_type(OP, "gate", gate.tensor().dtype())?,
         unused: 0,
     };
-    rows(OP, x.tensor(), dims, params)
+    // SAFETY: the op has checked the shapes: x, y and the new memory have these rows, the gate n elements for each item.
+    unsafe { rows(OP, OP, x.tensor(), &params)? };
+    out.into_tensor(OP, dims)
 }
 
-/// Launches the kernel of `op` for a result of shape `dims`, whose operands `params` names. Their tensors live until
-/// this returns.
-fn rows(op: &'static str, x: &Tensor, dims: Vec<usize>, params: RowParams) -> Result<Tensor> {
+/// Launches `kernel` for rows of x's dtype, if there are any.
+///
+/// # Safety
+/// The memory at the addresses of `params` has the rows that it names, until the enqueued work is done; out overlaps
+/// nothing else.
+unsafe fn rows(op: &'static str, kernel: &str, x: &Tensor, params: &RowParams) -> Result<()> {
     let (device, dtype) = (device_of(op, x)?, x.dtype());
-    let out = Output::new(op, device, dtype, dims.iter().product())?;
-    if !out.is_empty() {
-        let n = dims.last().copied().unwrap_or(1);
-        let params = RowParams { out: out.address(), rows: (out.len() / n) as u64, n: n as u64, ..params };
-        let elements = WIDE / dtype.size_in_bytes();
-        let whole = n.is_multiple_of(elements)
-            && params.x_rows.is_multiple_of(elements)
-            && params.z_rows.is_multiple_of(elements);
-        let wide = whole && aligned(&[params.x, params.z, params.out]);
-        let kernel = Kernel::load(device, &MODULE, &format!("{op}_{}_{}", width(wide), kernel_suffix(dtype)))?;
-        let per_block = if wide { elements } else { 1 } * THREADS as usize;
-        let grid = Grid::blocks(op, [n.div_ceil(per_block) as u64, params.rows.min(MAX_BLOCKS_Y), 1], THREADS)?;
-        // SAFETY: `RowParams` mirrors that of activation.cu. The row layouts are those of the operands, whose shapes
-        // the op has checked: `rows` rows of n elements (2 n for swiglu), gates for every `rows_per_batch` of them.
-        // Wide kernels only where rows are whole vectors at aligned places. out is new memory, all of whose rows are
-        // written.
-        unsafe { kernel.launch(grid, &params)? };
+    let RowParams { n, batches, rows_per_batch, .. } = *params;
+    if [n, batches, rows_per_batch].contains(&0) {
+        return Ok(());
     }
-    out.into_tensor(op, dims)
+    let elements = WIDE / dtype.size_in_bytes();
+    let layouts = [params.x_rows, params.z_rows, params.out_rows];
+    let wide = n.is_multiple_of(elements as u64)
+        && layouts.iter().all(|layout| layout.is_multiple_of(elements))
+        && aligned(&[params.x, params.z, params.gate, params.out]);
+    let vectors = n / if wide { elements as u64 } else { 1 };
+    // Blocks without idle threads, for the widths of most models.
+    let threads = if vectors.is_multiple_of(u64::from(THREADS)) { THREADS } else { THREADS / 2 };
+    let kernel = Kernel::load(device, &MODULE, &format!("{kernel}_{}_{}", width(wide), kernel_suffix(dtype)))?;
+    let most = |blocks: u64| blocks.min(MAX_BLOCKS);
+    let grid = [vectors.div_ceil(u64::from(threads)), most(rows_per_batch.div_ceil(ROWS)), most(batches)];
+    // SAFETY: `RowParams` mirrors that of activation.cu; the caller vouches for the memory. Wide kernels only where rows are
+    // whole vectors at aligned places. Along x there are as many threads as vectors, along y and z the kernels loop.
+    unsafe { kernel.launch(Grid::blocks(op, grid, threads)?, params) }
 }

@@ -6,6 +6,7 @@ use crate::{
     element::with_element,
     error::{Result, What},
     operand::{check, check_dtype, check_shape, on_cpu, shape_error},
+    target::{check_target, store},
 };
 
 mod cpu;
@@ -100,6 +101,40 @@ pub fn swiglu(x: &Tensor) -> Result<Tensor> {
         return device::swiglu(x).what(OP);
     }
     with_element!(OP, "x", x.dtype(), T => cpu::swiglu::<T>(x))
+}
+
+/// [`swiglu`] into a part of a tensor that exists: columns of the input of the next linear map.
+///
+/// **Shapes**: x `[.., 2n]` with any strides, out `[.., n]` with a packed last axis; whoever shares out's memory sees the
+/// result. **Dtypes**, **Formula**, **Numerics**, **Policy**: as [`swiglu`].
+///
+/// # Errors
+/// As [`swiglu`], and for an out of another shape or dtype, whose last axis is not packed, which overlaps itself or shares
+/// its memory with x; [`crate::Error::Unsupported`] on other devices than CPU and CUDA.
+///
+/// # Example
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// let joined = Tensor::zeros((1, 2), DType::F32, &Device::Cpu)?;
+/// let x = Tensor::new(&[[1f32, 10.0]], &Device::Cpu)?;
+/// candle_fork::swiglu_into(&x, &joined.narrow(1, 1, 1)?)?;
+/// let joined = joined.to_vec2::<f32>()?;
+/// assert!(joined[0][0] == 0.0 && (joined[0][1] - 7.310_586).abs() < 1e-5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn swiglu_into(x: &Tensor, out: &Tensor) -> Result<()> {
+    const OP: &str = "swiglu_into";
+    check(OP, &[("x", x)])?;
+    let Some((&n, lead)) = x.dims().split_last().filter(|(n, _)| n.is_multiple_of(2)) else {
+        return Err(shape_error(OP, "x", x, "[.., 2n]"));
+    };
+    let dims: Vec<usize> = lead.iter().copied().chain([n / 2]).collect();
+    check_target(OP, out, &dims, x, &[x])?;
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        return cuda::swiglu_into(OP, x, out);
+    }
+    store(OP, out, &swiglu(x)?)
 }
 
 /// Adds a gated branch to a residual stream, in one pass.

@@ -1,167 +1,107 @@
-//! Attention as matrix products over tiles of queries: scores of a tile, softmax in f32, weights times values.
+//! Attention on CUDA: which path runs, and what the paths share.
 //!
-//! ```text
-//! for tile of queries Q of some heads:
-//!     S = softmax_scale Q K^T          f32 sums and f32 scores
-//!     P = softmax(S)                   f32 arithmetic, rounded to the operands' type
-//!     out = P V                        f32 sums, rounded once
-//! ```
-//!
-//! q, k and v are read where they lie while their last axis is packed: rows of a head are the rows of a product, at the
-//! distance of positions.
+//! | path | what |
+//! |---|---|
+//! | `cudnn.rs` | cuDNN's kernel, where the policy wants it |
+//! | `fused.rs` | this crate's own kernel, for half precision |
+//! | `products.rs` | matrix products and a softmax, for the rest |
 
-use candle_core::{CudaDevice, DType, Tensor, cuda_backend::cudarc::driver::DeviceRepr};
+mod cudnn;
+mod fused;
+mod products;
 
-use super::{
-    AttentionMask,
-    reference::Extents,
-    tiles::{Axis, Tile, Tiles},
-};
+use candle_core::{CudaDevice, Tensor};
+
+use super::{OP, Problem, choose, reference::Extents};
 use crate::{
-    cuda::{
-        arena,
-        blas::{Matrix, Product, multiply},
-        grid::Grid,
-        launch::Kernel,
-        module::{Module, module},
-        tensor::{Address, Operand, Output, device_of},
-    },
-    error::Result,
-    layout,
+    cuda::tensor::{Address, Operand, Output, device_of},
+    cudnn::Refusal,
+    cudnn_policy::{self, Attention, FallbackReason, count},
+    error::{Result, What},
+    layout, target,
 };
 
-const OP: &str = "attention";
-const MODULE: Module = module!(SOFTMAX);
+/// Elements of half precision in the 16 bytes that kernels move at a time.
+const PACK: usize = 8;
 
-/// Rows of scores begin at multiples of this many elements, which products and vector accesses like.
-const ALIGNMENT: usize = 8;
+/// Bytes to whose multiples those elements are aligned.
+const ALIGNMENT: u64 = 16;
 
-/// See [`super::attention`], which has checked the arguments.
-pub(super) fn attention(
-    [q, k, v]: [&Tensor; 3],
-    extents: Extents,
-    softmax_scale: f32,
-    mask: AttentionMask,
-) -> Result<Tensor> {
-    let Extents { batch, q_len, k_len, heads, width, .. } = extents;
-    let (device, dtype) = (device_of(OP, q)?, q.dtype());
-    let output = Output::new(OP, device, dtype, batch * q_len * heads * width)?;
-    if output.is_empty() {
-        return output.into_tensor(OP, (batch, q_len, heads, width));
+/// Where the result `[B, Sq, H, D]` lies; its last axis is packed.
+#[derive(Clone, Copy)]
+struct Target {
+    address: Address,
+    /// Distances of batch items, positions and heads in elements.
+    strides: [usize; 3],
+}
+
+impl Target {
+    /// Whether every head of every position begins at a multiple of 16 bytes, for elements of two bytes.
+    fn is_aligned(&self) -> bool {
+        self.address.is_multiple_of(ALIGNMENT) && self.strides.iter().all(|stride| stride % PACK == 0)
     }
-    let [q, k, v] = [Operand::new(OP, &rows(q)?)?, Operand::new(OP, &rows(k)?)?, Operand::new(OP, &rows(v)?)?];
+}
 
-    let size = dtype.size_in_bytes();
-    let pitch = k_len.next_multiple_of(ALIGNMENT);
-    // f32 weights take the place of their scores.
-    let weight_bytes = if size == 4 { 0 } else { pitch * size };
-    let tiles = Tiles::new(extents, pitch * 4 + weight_bytes);
-    let scores_bytes = tiles.largest() * pitch * 4;
-    arena::with(device, scores_bytes + tiles.largest() * weight_bytes, |scores| {
-        let weights = if size == 4 { scores } else { scores + scores_bytes as u64 };
-        for tile in tiles.iter() {
-            let Tile { matrices, queries, .. } = tile;
-            let kv_head = tile.head / (heads / extents.kv_heads);
-            let places = |address: Address| Matrix::rows(address, pitch).every(queries * pitch);
-            let query_scores = Product {
-                rows: queries,
-                cols: k_len,
-                depth: width,
-                batch: matrices,
-                alpha: softmax_scale,
-                left: matrix(&q, tile.axis, true, [tile.batch, tile.query, tile.head]),
-                right: Matrix { transposed: true, ..matrix(&k, tile.axis, false, [tile.batch, 0, kv_head]) },
-                out: places(scores),
-                input: dtype,
-                output: DType::F32,
-            };
-            // SAFETY: the operands are tensors and hold these queries and keys of these heads; the scores are scratch
-            // memory of the size of the largest tile.
-            unsafe { multiply(device, &query_scores) }?;
-
-            let causal = u64::from(mask == AttentionMask::Causal);
-            let params = Params {
-                scores,
-                weights,
-                rows: (matrices * queries) as u64,
-                queries: queries as u64,
-                keys: k_len as u64,
-                pitch: pitch as u64,
-                visible: extents.visible(mask, tile.query) as u64,
-                causal,
-            };
-            softmax(device, dtype, &params)?;
-
-            let start = ((tile.batch * q_len + tile.query) * heads + tile.head) * width;
-            let every = if tile.axis == Axis::Batch { q_len * heads * width } else { width };
-            let values = Product {
-                rows: queries,
-                cols: width,
-                depth: k_len,
-                batch: matrices,
-                alpha: 1.0,
-                left: places(weights),
-                right: matrix(&v, tile.axis, false, [tile.batch, 0, kv_head]),
-                out: Matrix::rows(output.address() + (start * size) as u64, heads * width).every(every),
-                input: dtype,
-                output: dtype,
-            };
-            // SAFETY: as above; the result has these rows of these heads, which no other tile writes.
-            unsafe { multiply(device, &values) }?;
-        }
-        Ok(())
-    })?;
+/// See [`super::attention`].
+pub(super) fn attention(problem: &Problem<'_>) -> Result<Tensor> {
+    let Extents { batch, q_len, heads, width, .. } = problem.extents;
+    let device = device_of(OP, problem.q)?;
+    let output = Output::new(OP, device, problem.q.dtype(), batch * q_len * heads * width)?;
+    if !output.is_empty() {
+        let strides = [q_len * heads * width, heads * width, width];
+        run(device, problem, Target { address: output.address(), strides })?;
+    }
     output.into_tensor(OP, (batch, q_len, heads, width))
 }
 
-/// The tensor, or a contiguous copy if its rows `[.., D]` cannot be those of a matrix.
-fn rows(t: &Tensor) -> Result<Tensor> {
-    let (&[_, positions, _, width], &[_, pitch, _, component]) = (t.dims(), t.stride()) else {
-        return layout::contiguous(t);
+/// See [`super::attention_into`], which has checked `out`.
+pub(super) fn attention_into(problem: &Problem<'_>, out: &Tensor) -> Result<()> {
+    let device = device_of(OP, problem.q)?;
+    match *out.stride() {
+        [batch, position, head, _] if out.elem_count() > 0 => target::with_address(OP, out, |address| {
+            run(device, problem, Target { address, strides: [batch, position, head] })
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The path that policy and problem choose, and our own where cuDNN does not serve.
+fn run(device: &CudaDevice, problem: &Problem<'_>, target: Target) -> Result<()> {
+    let policy = cudnn_policy::attention();
+    let (dtype, width) = (problem.q.dtype(), problem.extents.width);
+    if choose::asks_cudnn(policy, dtype, problem.mask) {
+        match cudnn::run(device, problem, target)? {
+            Ok(()) => return Ok(()),
+            Err(refusal) => cudnn::fall_back(refusal, policy)?,
+        }
+    }
+    if let Some(factor) = choose::fused_factor(dtype, width, problem.softmax_scale) {
+        fused::run(device, problem, factor, target)?;
+        count(|c| c.attention.fused += 1);
+        return Ok(());
+    }
+    if policy == Attention::Required {
+        let text =
+            format!("there is no fused kernel for causal attention in {dtype:?} with heads of {width} components");
+        cudnn::fall_back(Refusal::lasting(FallbackReason::Unsupported, text), policy)?;
+    }
+    products::run(device, problem, target)?;
+    count(|c| c.attention.products += 1);
+    Ok(())
+}
+
+/// An operand whose heads are packed and begin at multiples of 16 bytes: the tensor itself, or a copy.
+fn aligned(tensor: &Tensor) -> Result<Operand> {
+    let operand = Operand::new(OP, tensor)?;
+    let (strides, dims) = (tensor.stride(), tensor.dims());
+    let steps = strides.iter().zip(dims).take(3).all(|(stride, &extent)| extent == 1 || stride % PACK == 0);
+    if steps && strides.last() == Some(&1) && operand.address().is_multiple_of(ALIGNMENT) {
+        return Ok(operand);
+    }
+    let copy = if tensor.is_contiguous() {
+        tensor.force_contiguous().what("attention: aligned copy")?
+    } else {
+        layout::contiguous(tensor)?
     };
-    let matrix = (component == 1 || width == 1) && (pitch >= width || positions == 1);
-    if matrix { Ok(t.clone()) } else { layout::contiguous(t) }
-}
-
-/// Positions of one head, from `[batch item, position, head]` on; the next of a batch of matrices lies along `axis`.
-/// `own` says whether the tensor has a head for every query head.
-fn matrix(t: &Operand, axis: Axis, own: bool, index: [usize; 3]) -> Matrix {
-    let strides = t.strides();
-    let offset: usize = index.iter().zip(strides).map(|(&i, &stride)| i * stride).sum();
-    let address = t.address() + (offset * t.tensor().dtype().size_in_bytes()) as u64;
-    let every = match axis {
-        Axis::Batch => strides[0],
-        Axis::SharedHeads if !own => 0,
-        Axis::Heads | Axis::SharedHeads => strides[2],
-    };
-    Matrix::rows(address, strides[1]).every(every)
-}
-
-/// Parameters of `softmax_*`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Params {
-    scores: Address,
-    weights: Address,
-    rows: u64,
-    queries: u64,
-    keys: u64,
-    pitch: u64,
-    visible: u64,
-    causal: u64,
-}
-
-const _: () = assert!(size_of::<Params>() == 64, "as in softmax.cu");
-
-// SAFETY: `repr(C)`, 64-bit integers only.
-unsafe impl DeviceRepr for Params {}
-
-fn softmax(device: &CudaDevice, dtype: DType, params: &Params) -> Result<()> {
-    // A thread takes four keys at a time.
-    let threads = if params.keys <= 512 { 128 } else { 256 };
-    let grid = Grid::blocks(OP, [params.rows.min(1 << 20), 1, 1], threads)?;
-    let kernel = Kernel::load(device, &MODULE, &format!("softmax_{}", dtype.as_str()))?;
-    // SAFETY: `Params` mirrors `Softmax`; scores and weights have `rows` rows of `pitch` elements, in scratch memory that
-    // is aligned to 256 bytes; f32 weights may be the scores, others lie behind them.
-    unsafe { kernel.launch(grid, params) }
+    Operand::new(OP, &copy)
 }

@@ -117,6 +117,38 @@ fn parts_of_one_projection() {
     assert_eq!(to_f64(&y), to_f64(&want));
 }
 
+/// Into columns of a wider buffer: the bits of the result, and the rest untouched.
+#[test]
+fn parts_of_a_buffer_are_written() {
+    for dtype in DTYPES {
+        let e = Extents { batch: 2, q_len: 9, k_len: 11, heads: 4, kv_heads: 2, width: 12 };
+        let [q, k, v] = operands(e, dtype, Data::Normal);
+        let buffer = tensor(&[2, 9, 4, 20], dtype, Data::LargeMean, 7);
+        let before = to_f64(&buffer);
+        let out = buffer.narrow(3, 5, 12).unwrap();
+        attention_into(&q, &k, &v, 0.3, AttentionMask::Causal, &out).unwrap();
+        let want = attention(&q, &k, &v, 0.3, AttentionMask::Causal).unwrap();
+        assert_eq!(to_f64(&out), to_f64(&want), "{dtype:?}");
+        let rest = |values: Vec<f64>| -> Vec<f64> {
+            values.chunks(20).flat_map(|row| row[..5].iter().chain(&row[17..])).copied().collect()
+        };
+        assert_eq!(rest(to_f64(&buffer)), rest(before), "{dtype:?}");
+    }
+}
+
+#[test]
+fn bad_targets_are_errors() {
+    let of = |dims: &[usize]| tensor(dims, DType::F32, Data::Normal, 1);
+    let (q, k) = (of(&[1, 3, 4, 8]), of(&[1, 5, 2, 8]));
+    let into = |out: &Tensor| attention_into(&q, &k, &k, 1.0, AttentionMask::Full, out);
+    assert!(into(&of(&[1, 3, 4, 8])).is_ok());
+    assert!(matches!(into(&of(&[1, 4, 3, 8])), Err(Error::Shape { operand: "out", .. })));
+    assert!(matches!(into(&of(&[1, 3, 8, 4]).t().unwrap()), Err(Error::Shape { operand: "out", .. })));
+    let half = of(&[1, 3, 4, 8]).to_dtype(DType::BF16).unwrap();
+    assert!(matches!(into(&half), Err(Error::DType { operand: "out", .. })));
+    assert!(matches!(into(&q), Err(Error::Argument { .. })));
+}
+
 #[test]
 fn bits_do_not_depend_on_the_number_of_threads() {
     for (width, mask) in [(20, AttentionMask::Causal), (264, AttentionMask::Full)] {

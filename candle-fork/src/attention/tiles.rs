@@ -8,11 +8,10 @@ const MAX_BYTES: usize = 128 << 20;
 /// Queries of a tile below which products fill a device badly: fewer heads go into a tile rather than fewer queries.
 const QUERIES: usize = 512;
 
-/// The axis along which heads of a batch of products follow one another.
+/// The heads that follow one another in a batch of products. Never items of the problem's batch: an item has the bits that it
+/// has alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Axis {
-    /// Batch items, of one head.
-    Batch,
     /// Query heads of one batch item that have key heads of their own.
     Heads,
     /// Query heads of one batch item that share a key head.
@@ -25,7 +24,7 @@ pub(super) struct Tile {
     pub(super) batch: usize,
     pub(super) head: usize,
     pub(super) axis: Axis,
-    /// Matrices, from `batch` and `head` on along `axis`.
+    /// Matrices, from `head` on.
     pub(super) matrices: usize,
     /// First query.
     pub(super) query: usize,
@@ -44,10 +43,8 @@ pub(super) struct Tiles {
 
 impl Tiles {
     pub(super) fn new(extents: Extents, row_bytes: usize) -> Self {
-        let Extents { batch, q_len, heads, kv_heads, .. } = extents;
-        let (along_heads, axis) =
-            if heads == kv_heads { (heads, Axis::Heads) } else { (heads / kv_heads, Axis::SharedHeads) };
-        let (run, axis) = if batch > along_heads { (batch, Axis::Batch) } else { (along_heads, axis) };
+        let Extents { q_len, heads, kv_heads, .. } = extents;
+        let (run, axis) = if heads == kv_heads { (heads, Axis::Heads) } else { (heads / kv_heads, Axis::SharedHeads) };
         let rows = (MAX_BYTES / row_bytes.max(1)).max(1);
         let matrices = (rows / QUERIES.min(q_len)).clamp(1, run);
         Self { extents, axis, matrices, queries: (rows / matrices).clamp(1, q_len) }
@@ -61,19 +58,17 @@ impl Tiles {
     pub(super) fn iter(self) -> impl Iterator<Item = Tile> {
         let Extents { batch, q_len, heads, kv_heads, .. } = self.extents;
         // Starts and length of every run of matrices along the axis.
-        let (batches, head_step, run) = match self.axis {
-            Axis::Batch => (1, 1, batch),
-            Axis::Heads => (batch, heads, heads),
-            Axis::SharedHeads => (batch, heads / kv_heads, heads / kv_heads),
+        let run = match self.axis {
+            Axis::Heads => heads,
+            Axis::SharedHeads => heads / kv_heads,
         };
-        let starts = (0..batches).flat_map(move |b| (0..heads).step_by(head_step).map(move |h| (b, h)));
+        let starts = (0..batch).flat_map(move |b| (0..heads).step_by(run).map(move |h| (b, h)));
         starts.flat_map(move |(b, h)| {
             (0..run).step_by(self.matrices).flat_map(move |first| {
                 let matrices = self.matrices.min(run - first);
-                let (batch, head) = if self.axis == Axis::Batch { (first, h) } else { (b, h + first) };
                 (0..q_len).step_by(self.queries).map(move |query| {
                     let queries = self.queries.min(q_len - query);
-                    Tile { batch, head, axis: self.axis, matrices, query, queries }
+                    Tile { batch: b, head: h + first, axis: self.axis, matrices, query, queries }
                 })
             })
         })
@@ -103,10 +98,7 @@ mod tests {
                 assert!(tile.matrices * tile.queries <= tiles.largest());
                 let kv_head = tile.head / (heads / kv_heads);
                 for i in 0..tile.matrices {
-                    let (b, h) = match tile.axis {
-                        Axis::Batch => (tile.batch + i, tile.head),
-                        _ => (tile.batch, tile.head + i),
-                    };
+                    let (b, h) = (tile.batch, tile.head + i);
                     let same = h / (heads / kv_heads) == kv_head;
                     assert!(tile.axis != Axis::SharedHeads || same, "{extents:?} {tile:?}");
                     seen[(b * heads + h) * q_len + tile.query..][..tile.queries].iter_mut().for_each(|n| *n += 1);
@@ -115,10 +107,10 @@ mod tests {
             assert!(seen.iter().all(|&n| n == 1), "{extents:?}");
             assert!(tiles.largest() == 1 || tiles.largest() * row_bytes <= MAX_BYTES, "{extents:?}");
         }
-        // A frame of a video decoder: several frames at a time, rows enough for a product.
+        // Frames of a video decoder, one after another: rows enough for a product.
         let wan = Extents { batch: 21, q_len: 6240, k_len: 6240, heads: 1, kv_heads: 1, width: 384 };
         let tiles = Tiles::new(wan, 6240 * 6);
-        assert_eq!((tiles.axis, tiles.matrices), (Axis::Batch, 7));
+        assert_eq!((tiles.axis, tiles.matrices), (Axis::Heads, 1));
         assert!(tiles.queries >= QUERIES, "{tiles:?}");
     }
 }

@@ -1,5 +1,8 @@
-//! The device path of our own: patches of a tile of pixels into a buffer, one matrix product per tile, bias and residual
-//! onto its f32 sums.
+//! The device path of our own.
+//!
+//! Half precision without groups and with channels in eights: one kernel that gathers patches into shared memory and
+//! multiplies them there (`implicit_gemm.cu`). Everything else: patches of a tile of pixels into a buffer, one matrix product
+//! per tile, bias and residual onto its f32 sums.
 //!
 //! ```text
 //! half precision, channels-last:   out [pixels, K]  =  columns [pixels, taps x C] * weight [K, taps x C]^T
@@ -14,7 +17,10 @@ use candle_core::{CudaDevice, DType, Tensor, cuda_backend::cudarc::driver::Devic
 
 use super::{
     ConvProblem, OP,
+    choose::{Path, choose},
+    few_filters, implicit_gemm,
     tiles::{PlaneTile, PlaneTiles, RowTile, RowTiles, Window},
+    upsample::{self, ParityFilters},
 };
 use crate::{
     cuda::{
@@ -24,9 +30,11 @@ use crate::{
         grid::{Divisor, Grid, THREADS},
         launch::Kernel,
         module::{Module, module},
+        paths,
         strides::pitch,
         tensor::{Address, Operand, Output, device_of, small_operand},
     },
+    cudnn_policy,
     error::{Result, What},
     layout,
 };
@@ -53,16 +61,20 @@ pub(super) fn forward(
     output_dims: Vec<usize>,
 ) -> Result<Tensor> {
     let dtype = x.dtype();
+    if residual.is_none() && dtype == weight.dtype() && few_filters::serves(problem, dtype) {
+        return few_filters::forward(x, weight, bias, problem, &output_dims);
+    }
     if dtype != DType::F32 && dtype != weight.dtype() {
         let wide = forward(&widened(x)?, weight, bias, residual, problem, output_dims)?;
         return layout::channels_last(&wide.to_dtype(dtype).what("conv: rounding")?);
     }
     let weight = if dtype == DType::F32 { widened(weight)? } else { weight.clone() };
     let residual = residual.map(|r| r.to_dtype(dtype).what("conv: residual")).transpose()?;
+    let bias = bias.map(small_operand).transpose()?;
     let call = Call {
         device: device_of(OP, x)?,
         dtype,
-        bias: bias.map(small_operand).transpose()?,
+        bias: bias.as_ref(),
         problem,
         window: Window::new(problem)?,
         output_dims,
@@ -73,6 +85,49 @@ pub(super) fn forward(
     }
 }
 
+/// [`super::upsample_conv2d`] in one buffer; `None` where the policy wants cuDNN or the kernel does not serve, and for operands
+/// that are for [`super::conv_nd`] to judge.
+pub(super) fn upsample(x: &Tensor, filters: &ParityFilters, bias: Option<&Tensor>) -> Result<Option<Tensor>> {
+    let (dtype, filters) = (x.dtype(), filters.filters());
+    let fits = |t: &Tensor| t.device().same_device(x.device()) && !t.track_op();
+    let half = matches!(dtype, DType::F16 | DType::BF16) && filters.iter().all(|t| t.dtype() == dtype && fits(t));
+    if !x.device().is_cuda() || !half || x.track_op() || !bias.is_none_or(fits) {
+        return Ok(None);
+    }
+    let problem = |parity: usize| ConvProblem::new(x.dims(), filters[parity].dims(), &upsample::params(parity));
+    let first = problem(0)?;
+    let own = choose(&first, 2, dtype, false, cudnn_policy::backend()) == Path::Own;
+    if !own || !implicit_gemm::serves(&first) || bias.is_some_and(|bias| bias.dims() != [first.k]) {
+        return Ok(None);
+    }
+    let device = device_of(OP, x)?;
+    let (n, k, [_, h, w]) = (first.n, first.k, first.output);
+    let output = Output::new(OP, device, dtype, 4 * n * k * h * w)?;
+    let bias = bias.map(small_operand).transpose()?;
+    let dims = [n, k, 2 * h, 2 * w];
+    for (parity, weight) in filters.iter().enumerate() {
+        let problem = problem(parity)?;
+        let call = Call {
+            device,
+            dtype,
+            bias: bias.as_ref(),
+            problem: &problem,
+            window: Window::new(&problem)?,
+            output_dims: dims.to_vec(),
+        };
+        let weight = Operand::new(OP, &layout::channels_last(weight)?)?;
+        let first = (parity / 2 * 2 * w + parity % 2) * k;
+        let out = implicit_gemm::Place {
+            address: output.address() + (first * dtype.size_in_bytes()) as u64,
+            strides: [4 * h * w * k, 4 * h * w * k, 4 * w * k, 2 * k],
+        };
+        if !call.implicit(x, &weight, None, out)? {
+            return Ok(None);
+        }
+    }
+    output.into_channels_last(OP, &dims).map(Some)
+}
+
 fn widened(tensor: &Tensor) -> Result<Tensor> {
     tensor.to_dtype(DType::F32).what("conv: widening")
 }
@@ -81,14 +136,14 @@ fn widened(tensor: &Tensor) -> Result<Tensor> {
 struct Call<'a> {
     device: &'a CudaDevice,
     dtype: DType,
-    bias: Option<Operand>,
+    bias: Option<&'a Operand>,
     problem: &'a ConvProblem,
     window: Window,
     output_dims: Vec<usize>,
 }
 
 /// Distances along N, C, D, H, W. Absent axes are of extent 1, and so is their index.
-fn strides(x: &Tensor) -> [usize; 5] {
+pub(super) fn strides(x: &Tensor) -> [usize; 5] {
     let mut strides = [0; 5];
     let (lead, axes) = x.stride().split_at(2);
     strides[..2].copy_from_slice(lead);
@@ -97,7 +152,7 @@ fn strides(x: &Tensor) -> [usize; 5] {
 }
 
 /// Extents N, D, H, W and their strides: what counts pixels.
-fn pixel_axes(problem: &ConvProblem, strides: [usize; 5]) -> ([usize; 4], [usize; 4]) {
+pub(super) fn pixel_axes(problem: &ConvProblem, strides: [usize; 5]) -> ([usize; 4], [usize; 4]) {
     let [d, h, w] = problem.input;
     let [sn, _, sd, sh, sw] = strides;
     ([problem.n, d, h, w], [sn, sd, sh, sw])
@@ -111,6 +166,10 @@ impl Call<'_> {
         let weight = Operand::new(OP, &layout::channels_last(weight)?)?;
         let residual = residual.map(|r| Operand::new(OP, &layout::channels_last(r)?)).transpose()?;
         let output = Output::new(OP, self.device, self.dtype, n * k * self.problem.pixels())?;
+        let out = implicit_gemm::Place::packed(output.address(), self.problem);
+        if self.implicit(x, &weight, residual.as_ref(), out)? {
+            return output.into_channels_last(OP, &self.output_dims);
+        }
         let x = Operand::new(OP, &self.rows_input(x)?)?;
 
         let plain = self.bias.is_none() && residual.is_none();
@@ -139,14 +198,49 @@ impl Call<'_> {
                     let residual = residual.as_ref().map_or(0, |r| r.address() + at(k));
                     let shape = [tile.count, k];
                     // SAFETY: sums, residual and result cover the tile's rows of k elements; the result is new memory.
-                    unsafe {
-                        epilogue::columns(self.device, self.dtype, shape, sums, self.bias.as_ref(), residual, result)
-                    }?;
+                    unsafe { epilogue::columns(self.device, self.dtype, shape, sums, self.bias, residual, result) }?;
                 }
             }
             Ok(())
         })?;
         output.into_channels_last(OP, &self.output_dims)
+    }
+
+    /// Enqueues the implicit product if it serves the problem and the operands lie as it wants them; a copy of x may be made
+    /// for that. Says whether it did.
+    fn implicit(
+        &self,
+        x: &Tensor,
+        weight: &Operand,
+        residual: Option<&Operand>,
+        out: implicit_gemm::Place,
+    ) -> Result<bool> {
+        if !implicit_gemm::serves(self.problem) {
+            return Ok(false);
+        }
+        let x = if wide_strides(x) { x.clone() } else { layout::channels_last(x)? };
+        let x = Operand::new(OP, &x)?;
+        if ![x.address(), weight.address()].iter().all(|address| address.is_multiple_of(16)) {
+            return Ok(false);
+        }
+        let [n, _, d, h, w] = strides(x.tensor());
+        let convolution = implicit_gemm::Convolution {
+            device: self.device,
+            dtype: self.dtype,
+            problem: self.problem,
+            window: self.window,
+            x: &x,
+            strides: [n, d, h, w],
+            weight,
+            bias: self.bias,
+            residual: residual.map_or(0, Operand::address),
+            out,
+        };
+        // SAFETY: x has packed channels at multiples of 16 bytes, or is a copy that has; the weight is packed, both at aligned
+        // addresses; bias and residual have been checked to be of the filters and of the result, which `out` has room for.
+        unsafe { implicit_gemm::enqueue(&convolution) }?;
+        paths::count(paths::Path::ImplicitProduct);
+        Ok(true)
     }
 
     /// x itself, or its copy in an order that the wide kernel or the product reads.
@@ -239,7 +333,7 @@ impl Call<'_> {
         if self.bias.is_some() || residual.is_some() {
             let (residual, result) = (residual.as_ref().map_or(0, Operand::address), output.address());
             // SAFETY: residual and result are n x k packed planes; the result is new memory.
-            unsafe { epilogue::planes(self.device, [n * k, pixels], k, self.bias.as_ref(), residual, result) }?;
+            unsafe { epilogue::planes(self.device, [n * k, pixels], k, self.bias, residual, result) }?;
         }
         output.into_tensor(OP, self.output_dims.as_slice())
     }
@@ -282,31 +376,30 @@ impl Call<'_> {
         let (depth, kg, pixels) = (self.problem.depth(), self.problem.filters_per_group(), self.problem.pixels());
         let left = Matrix::rows(weight, depth);
         let out = Matrix::rows(output + ((tile.first_image * k * pixels + tile.pixel) * 4) as u64, pixels);
-        // Tiles of several images come without groups, and with groups of one image.
-        let (batch, left, out) = match groups {
-            1 => (tile.images, left, out.every(k * pixels)),
-            _ => (groups, left.every(kg * depth), out.every(kg * pixels)),
-        };
-        let product = Product {
-            rows: kg,
-            cols: tile.pixels,
-            depth,
-            batch,
-            alpha: 1.0,
-            left,
-            right,
-            out,
-            input: DType::F32,
-            output: DType::F32,
-        };
-        // SAFETY: the weight holds K filters of this depth, right the tile's pixels, out lies within the result at the
-        // tile's images and pixels; images and groups write different planes.
-        unsafe { multiply(self.device, &product) }
+        // Tiles of several images come without groups, and with groups of one image. An image is a product of its own, so
+        // that it has the bits that it has alone.
+        (0..tile.images).try_for_each(|image| {
+            let product = Product {
+                rows: kg,
+                cols: tile.pixels,
+                depth,
+                batch: groups,
+                alpha: 1.0,
+                left: left.every(kg * depth),
+                right: Matrix { address: right.address + (image * right.batch_stride * 4) as u64, ..right },
+                out: Matrix { address: out.address + (image * k * pixels * 4) as u64, ..out }.every(kg * pixels),
+                input: DType::F32,
+                output: DType::F32,
+            };
+            // SAFETY: the weight holds K filters of this depth, right the tile's pixels, out lies within the result at the
+            // tile's images and pixels; images and groups write different planes.
+            unsafe { multiply(self.device, &product) }
+        })
     }
 }
 
 /// Whether eight channels are 16 bytes wherever a pixel lies.
-fn wide_strides(x: &Tensor) -> bool {
+pub(super) fn wide_strides(x: &Tensor) -> bool {
     let mut axes = x.dims().iter().zip(x.stride()).enumerate().filter(|&(_, (&n, _))| n != 1);
     axes.all(|(axis, (_, &stride))| if axis == 1 { stride == 1 } else { stride.is_multiple_of(CHANNELS_PER_ACCESS) })
 }

@@ -6,13 +6,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use candle_core::{
-    CudaDevice, DType, Tensor,
-    cuda_backend::{
-        WrapErr,
-        cudarc::driver::{DriverError, sys},
-    },
-};
+use candle_core::{CudaDevice, DType, Tensor, cuda_backend::WrapErr};
 
 use super::{ConvProblem, OP};
 use crate::{
@@ -20,7 +14,10 @@ use crate::{
         arena, epilogue,
         tensor::{Address, Operand, Output, device_of},
     },
-    cudnn::{ALIGNMENT, DeviceInfo, Element, GraphSpec, Pattern, Plan, Refusal, Session, TensorSpec, packed_strides},
+    cudnn::{
+        ALIGNMENT, ConvolutionSpec, Element, OnDevice, Pattern, Plan, Refusal, Session, TensorSpec, may_build,
+        packed_strides, time,
+    },
     cudnn_policy::{Backend, FallbackReason, PlanChoice, Policy, count},
     error::{Error, Result, What},
     layout,
@@ -39,17 +36,7 @@ pub(super) fn forward(
 ) -> Result<Result<Tensor, Refusal>> {
     count(|c| c.attempts += 1);
     let device = device_of(OP, x)?;
-    let stream = device.cuda_stream();
-    stream.context().bind_to_thread().w().what("binding of the CUDA context")?;
-    let info = match DeviceInfo::of(stream.context().ordinal()) {
-        Ok(info) => info,
-        Err(error) => {
-            let text = format!("the driver does not describe the device: {error}");
-            return Ok(Err(Refusal::lasting(FallbackReason::Unavailable, text)));
-        }
-    };
-    // SAFETY: the stream is the device's, which `x` keeps alive; its context is current on this thread from here on.
-    let session = match unsafe { Session::open(info, stream.cu_stream().cast()) } {
+    let session = match OnDevice::open(device)? {
         Ok(session) => session,
         Err(refusal) => return Ok(Err(refusal)),
     };
@@ -57,23 +44,15 @@ pub(super) fn forward(
     let Some(spec) = operands.spec(problem) else {
         return Ok(Err(Refusal::lasting(FallbackReason::Unsupported, "extents beyond 64 bits")));
     };
-    let may_build = || {
-        let none = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        stream.capture_status().is_ok_and(|status| status == none)
-    };
-    let runs = match policy.choice {
-        PlanChoice::Timed { runs, .. } => runs.max(1),
-        PlanChoice::Heuristic => 1,
-    };
-    let mut timer = |plan: &Plan, limit: f64| operands.time(device, &session, plan, runs, limit);
-    let plan = match session.plan(&spec, policy, may_build, &mut timer) {
+    let mut timer = |plan: &Plan, limit: f64| operands.time(device, &session, plan, policy.choice, limit);
+    let plan = match session.plan(&spec, policy, || may_build(device), &mut timer) {
         Ok(plan) => plan,
         Err(refusal) => return Ok(Err(refusal)),
     };
     let output = operands.output(device)?;
     if let Err(refusal) = operands.run(device, &session, &plan, output.address()) {
         // An execution may fail because of the device, whose failures stay: then there is nothing to fall back to.
-        stream.synchronize().w().what("cudnn failed, and with it the device")?;
+        device.cuda_stream().synchronize().w().what("cudnn failed, and with it the device")?;
         return Ok(Err(refusal));
     }
     count(|c| {
@@ -158,7 +137,7 @@ impl Operands {
     }
 
     /// The graph of these operands.
-    fn spec(&self, problem: &ConvProblem) -> Option<GraphSpec> {
+    fn spec(&self, problem: &ConvProblem) -> Option<ConvolutionSpec> {
         let pictures = self.pictures(problem);
         let axes = if pictures.is_some() { 2 } else { (self.output_dims.len() - 2).max(2) };
         let problem = pictures.as_ref().unwrap_or(problem);
@@ -180,7 +159,7 @@ impl Operands {
             Some(fixed)
         };
         let fused = self.element != Element::F32;
-        Some(GraphSpec {
+        Some(ConvolutionSpec {
             element: self.element,
             x: TensorSpec::new(&x_dims, &x_strides)?,
             w: tensor(&lifted([problem.k, problem.channels_per_group()], problem.filter))?,
@@ -231,36 +210,19 @@ impl Operands {
         }
     }
 
-    /// Milliseconds of an execution into scratch memory: the least of `runs`, after one that does not count. A plan that is
-    /// far above `limit` once is not tried again.
+    /// Milliseconds of an execution into scratch memory.
     fn time(
         &self,
         device: &CudaDevice,
         session: &Session,
         plan: &Plan,
-        runs: usize,
+        choice: PlanChoice,
         limit: f64,
     ) -> Result<f64, Refusal> {
-        let failed = |error: &dyn std::fmt::Display| {
-            Refusal::passing(FallbackReason::Failed, format!("a plan was not timed: {error}"))
-        };
-        let driver = |error: DriverError| failed(&error);
-        let stream = device.cuda_stream();
-        let y = self.output(device).map_err(|error| failed(&error))?;
-        let run = || self.run(device, session, plan, y.address());
-        run()?;
-        let mut least = f64::INFINITY;
-        for _ in 0..runs {
-            let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
-            let start = stream.record_event(timed).map_err(driver)?;
-            run()?;
-            let end = stream.record_event(timed).map_err(driver)?;
-            least = least.min(f64::from(start.elapsed_ms(&end).map_err(driver)?));
-            if least > 1.2 * limit {
-                break;
-            }
-        }
-        Ok(least)
+        let y = self
+            .output(device)
+            .map_err(|error| Refusal::passing(FallbackReason::Failed, format!("a plan was not timed: {error}")))?;
+        time(&device.cuda_stream(), choice, limit, || self.run(device, session, plan, y.address()))
     }
 
     /// What the graph left to do, and the result.
@@ -300,7 +262,7 @@ fn image_is_packed(x: &Tensor, element: Element) -> bool {
 
 /// An operand at an address that the kernels can read: the tensor itself, or a copy at the start of its own memory, in the
 /// same order.
-fn ready(tensor: &Tensor, element: Element) -> Result<Operand> {
+pub(super) fn ready(tensor: &Tensor, element: Element) -> Result<Operand> {
     let operand = Operand::new(OP, tensor)?;
     if operand.address().is_multiple_of(ALIGNMENT) {
         return Ok(operand);

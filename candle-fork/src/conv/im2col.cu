@@ -12,31 +12,7 @@
 // Index width: offsets into memory 64 bits; pixels of a tile and threads below 2^31, extents below 2^30 (`conv/tiles.rs`).
 // Preconditions: rows_16: channels of a group in eights and packed, other strides and the address multiples of 16 bytes.
 
-#include "cuda/common.cuh"
-
-struct Window {
-    int32_t input[3];
-    int32_t filter[3];
-    int32_t stride[3];
-    int32_t dilation[3];
-    int32_t padding[3];
-    uint32_t channels;
-    Divisor per_image;
-    Divisor per_slice;
-    Divisor per_line;
-};
-
-// First tap's position in the input, along D, H, W, of a pixel of an image.
-__device__ __forceinline__ void origin(const Window& w, uint32_t pixel, int32_t (&at)[3]) {
-    uint32_t y, x;
-    const uint32_t z = w.per_slice.divide(pixel, y);
-    y = w.per_line.divide(y, x);
-    at[0] = int32_t(z) * w.stride[0] - w.padding[0];
-    at[1] = int32_t(y) * w.stride[1] - w.padding[1];
-    at[2] = int32_t(x) * w.stride[2] - w.padding[2];
-}
-
-__device__ __forceinline__ bool inside(int32_t at, int32_t extent) { return uint32_t(at) < uint32_t(extent); }
+#include "conv/window.cuh"
 
 struct Rows {
     const void* input;

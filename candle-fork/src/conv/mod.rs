@@ -7,9 +7,14 @@
 //! | `cpu.rs` | the choice between the fast paths on the CPU |
 //! | `im2col.rs` | patches packed panel by panel |
 //! | `winograd/` | 3 x 3 filters with 4/9 of the products |
+//! | `gradient.rs` | a node of candle's graph, and its gradients |
 //! | `choose.rs` | which path a problem takes on a CUDA device |
-//! | `cuda.rs`, `tiles.rs`, `im2col.cu` | our own there: patches in tiles, and products |
+//! | `cuda.rs` | our own there |
+//! | `few_filters.rs`, `few_filters.cu` | our own there for the ends of decoders: many channels into three filters |
+//! | `implicit_gemm.rs`, `implicit_gemm.cu` | half precision: patches gathered into shared memory, one product |
+//! | `tiles.rs`, `im2col.cu` | everything else: patches in tiles, and products |
 //! | `cudnn.rs` | cuDNN there |
+//! | `upsample.rs` | doubling and a convolution in one |
 
 #[cfg(any(feature = "cuda", test))]
 mod choose;
@@ -18,18 +23,25 @@ mod cpu;
 mod cuda;
 #[cfg(feature = "cuda")]
 mod cudnn;
+#[cfg(any(feature = "cuda", test))]
+mod few_filters;
+mod gradient;
 mod im2col;
+#[cfg(feature = "cuda")]
+mod implicit_gemm;
 mod problem;
 pub mod reference;
 #[cfg(test)]
 mod tests;
 #[cfg(any(feature = "cuda", test))]
 mod tiles;
+mod upsample;
 mod winograd;
 
 use candle_core::{DType, Device, Tensor};
 
 pub use problem::ConvProblem;
+pub use upsample::{ParityFilters, upsample_conv2d};
 
 #[cfg(feature = "cuda")]
 use crate::cudnn_policy;
@@ -39,6 +51,9 @@ use crate::{
 };
 
 const OP: &str = "conv";
+
+/// So many filters need not be padded to a group of eight for speed on CUDA: see the policy of [`conv_nd`].
+pub const FEW_FILTERS: usize = 3;
 
 /// Parameters of a convolution over `D` spatial axes. The default leaves the input as it is: stride and dilation 1, no
 /// padding, one group.
@@ -78,18 +93,23 @@ impl<const D: usize> Default for ConvParams<D> {
 /// depends on the number of threads. No buffer of columns; scratch memory of at most 100 MiB. The tests hold 1e-5
 /// relative to a sum in f64.
 ///
-/// On CUDA: our own tiled im2col, or cuDNN where the thread's [policy](crate::cudnn_policy) wants it; sums in f32 (never
+/// On CUDA: our own kernels (an implicit product in half precision, else tiled im2col), or cuDNN where the thread's [policy](crate::cudnn_policy) wants it; sums in f32 (never
 /// TF32 unless the policy says so), rounded once. Half precision gives a [channels-last](crate::layout) result and reads
 /// channels-last operands where they lie; f32 gives and reads contiguous ones. Others are copied to that order first, a
 /// weight at every call: repack weights once, when they are loaded. On other devices: candle's own convolution on a
 /// contiguous weight, padding applied first; one and two axes with equal strides and dilations.
 ///
+/// **Gradients**: of x, weight and bias, by candle's `backward`; on the CPU and CUDA. The result is the same as without,
+/// bit for bit, and is copied once. Gradients are summed in f32 and rounded once to their operand's dtype; x's is a
+/// convolution under the policy of the thread that calls `backward`. The tests hold 1e-5 relative to differences in f64.
+///
 /// **Policy**: [`cudnn_policy`](crate::cudnn_policy), on CUDA. Convolutions with filters of one tap, stride 1 and no
-/// padding are a matrix product under every policy.
+/// padding are a matrix product under every policy. In half precision 96 or 128 channels into at most three 3 x 3 (x 3)
+/// filters run by a kernel of our own unless the policy requires cuDNN.
 ///
 /// **Errors**: those of [`ConvProblem::new`]; [`Error::Shape`] for a bias that is not `[K]`; [`Error::DType`];
-/// [`Error::Argument`] if an operand tracks gradients or lies on another device; [`Error::Unsupported`] for what the
-/// device has no path for; [`Error::FallbackRefused`] if the policy requires cuDNN and it does not serve.
+/// [`Error::Argument`] if an operand lies on another device; [`Error::Unsupported`] for what the device has no path for, as
+/// gradients outside of the CPU and CUDA; [`Error::FallbackRefused`] if the policy requires cuDNN and it does not serve.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -116,7 +136,7 @@ pub fn conv_nd<const D: usize>(
 /// **Shapes**: residual as the result. **Dtypes**: residual any float type, converted to x's first.
 ///
 /// **Numerics**: on CUDA the sum is rounded once. Elsewhere the convolution with its bias is rounded to x's dtype, then the
-/// sum with the residual.
+/// sum with the residual; so it is on CUDA if an operand tracks gradients.
 ///
 /// **Errors**: those of [`conv_nd`]; [`Error::Shape`] for a residual of another shape.
 ///
@@ -164,11 +184,11 @@ fn forward<const D: usize>(
         }
     }
     let others = [Some(weight), bias, residual];
-    if x.track_op() || others.iter().flatten().any(|operand| operand.track_op()) {
-        return Err(Error::Argument { op: OP, what: "operands that track gradients are not supported".into() });
-    }
     if others.iter().flatten().any(|operand| !operand.device().same_device(x.device())) {
         return Err(Error::Argument { op: OP, what: "operands lie on different devices".into() });
+    }
+    if x.track_op() || others.iter().flatten().any(|operand| operand.track_op()) {
+        return gradient::forward(x, weight, bias, residual, params);
     }
     let y = match x.device() {
         Device::Cpu => cpu::forward(x, weight, bias, &problem, dims)?,
@@ -191,7 +211,7 @@ fn on_cuda(
     dims: Vec<usize>,
 ) -> Result<Tensor> {
     let backend = cudnn_policy::backend();
-    if choose::choose(problem, dims.len() - 2, x.dtype(), backend) == choose::Path::Cudnn {
+    if choose::choose(problem, dims.len() - 2, x.dtype(), residual.is_some(), backend) == choose::Path::Cudnn {
         let policy = cudnn_policy::current();
         match cudnn::forward(x, weight, bias, residual, problem, &dims, &policy)? {
             Ok(y) => return Ok(y),

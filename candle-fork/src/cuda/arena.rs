@@ -1,10 +1,13 @@
 //! Scratch memory that outlives the calls that use it.
 //!
-//! A block is kept for each thread and device, and grows to the largest request so far; what it holds is undefined. It is
-//! reused in the order of the stream, without waiting: the next use is enqueued behind the last one. Blocks are freed by
-//! [`release`] or with their thread.
+//! For each thread and device as many blocks are kept as calls were nested, grown to the largest requests so far; what they
+//! hold is undefined. They are reused in the order of the stream, without waiting: the next use is enqueued behind the last
+//! one. Blocks are freed by [`release`] or with their thread.
 
-use std::{cell::RefCell, collections::HashMap};
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+};
 
 use candle_core::{
     CudaDevice,
@@ -21,7 +24,21 @@ use crate::error::{Result, What};
 const STEP: usize = 2 << 20;
 
 thread_local! {
-    static BLOCKS: RefCell<HashMap<DeviceId, CudaSlice<u8>>> = RefCell::new(HashMap::new());
+    static BLOCKS: RefCell<HashMap<DeviceId, Vec<CudaSlice<u8>>>> = RefCell::new(HashMap::new());
+    static FRESH: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls `f`, in which every [`with`] gets memory that is freed behind it: work that is recorded must not keep the address
+/// of a block that may be gone when it is replayed.
+pub fn fresh<R>(f: impl FnOnce() -> R) -> R {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            FRESH.set(self.0);
+        }
+    }
+    let _restore = Restore(FRESH.replace(true));
+    f()
 }
 
 /// Calls `f` with the address of `bytes` of scratch memory, aligned to 256 bytes, for work that `f` enqueues on the
@@ -30,9 +47,11 @@ thread_local! {
 /// # Errors
 /// [`crate::Error::Candle`] if there is no memory; whatever `f` returns.
 pub fn with<R>(device: &CudaDevice, bytes: usize, f: impl FnOnce(Address) -> Result<R>) -> Result<R> {
+    let fresh = FRESH.get();
     // Taken out, so that a nested call does not get the same block.
-    let kept = BLOCKS.with_borrow_mut(|blocks| blocks.remove(&device.id()));
-    let block = match kept.filter(|block| block.len() >= bytes.max(1)) {
+    let kept =
+        if fresh { None } else { BLOCKS.with_borrow_mut(|blocks| take(blocks.entry(device.id()).or_default(), bytes)) };
+    let block = match kept {
         Some(block) => block,
         None => {
             let len = bytes.max(1).next_multiple_of(STEP);
@@ -42,12 +61,22 @@ pub fn with<R>(device: &CudaDevice, bytes: usize, f: impl FnOnce(Address) -> Res
     };
     let stream = device.cuda_stream();
     let result = f(block.device_ptr(&stream).0);
-    BLOCKS.with_borrow_mut(|blocks| {
-        // A nested call may have left a block; the larger one is worth more.
-        let larger = blocks.remove(&device.id()).filter(|other| other.len() > block.len());
-        blocks.insert(device.id(), larger.unwrap_or(block));
-    });
+    if !fresh {
+        BLOCKS.with_borrow_mut(|blocks| blocks.entry(device.id()).or_default().push(block));
+    }
     result
+}
+
+/// The smallest block that is large enough. If there is none, the largest is given up for the one that will be made.
+fn take(blocks: &mut Vec<CudaSlice<u8>>, bytes: usize) -> Option<CudaSlice<u8>> {
+    let fits = |i: &usize| blocks[*i].len() >= bytes;
+    if let Some(i) = (0..blocks.len()).filter(fits).min_by_key(|&i| blocks[i].len()) {
+        return Some(blocks.swap_remove(i));
+    }
+    if let Some(i) = (0..blocks.len()).max_by_key(|&i| blocks[i].len()) {
+        blocks.swap_remove(i);
+    }
+    None
 }
 
 /// Gives back this thread's scratch memory of a device: [`crate::memory::release_scratch`].

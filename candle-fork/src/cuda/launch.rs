@@ -6,12 +6,17 @@ use candle_core::{
     CudaDevice,
     cuda_backend::{
         WrapErr,
-        cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg},
+        cudarc::driver::{
+            CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg, sys::CUfunction_attribute_enum,
+        },
     },
 };
 
 use super::{grid::Grid, module::Module};
 use crate::error::{Result, What};
+
+/// Dynamic shared memory of a block, in bytes, that a kernel may have without asking for more.
+const SHARED_BYTES: u32 = 48 << 10;
 
 /// A kernel of a device, ready to be launched.
 #[derive(Debug)]
@@ -42,6 +47,12 @@ impl Kernel {
     ///   that is freed in the order of the device's stream is.
     /// - What it writes is not what it reads or what other work uses, unless the kernel says that it may be.
     pub unsafe fn launch<P: DeviceRepr>(&self, grid: Grid, params: &P) -> Result<()> {
+        if grid.shared_bytes > SHARED_BYTES {
+            let attribute = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // Beyond any device's memory if it does not fit, which the driver says.
+            let bytes = i32::try_from(grid.shared_bytes).unwrap_or(i32::MAX);
+            self.function.set_attribute(attribute, bytes).w().what("shared memory of a CUDA kernel")?;
+        }
         let [x, y, z] = grid.blocks;
         let config =
             LaunchConfig { grid_dim: (x, y, z), block_dim: (grid.threads, 1, 1), shared_mem_bytes: grid.shared_bytes };

@@ -8,8 +8,9 @@
 //! | `tensor.rs` | addresses of operands, outputs |
 //! | `arena.rs` | scratch memory |
 //! | `copy.rs`, `strided_copy.cu` | copies between any two layouts |
-//! | `blas.rs` | matrix products |
+//! | `blas.rs`, `lt/`, `blas_lt.rs` | matrix products: of floats; of floats and of bytes by cuBLASLt |
 //! | `epilogue.rs`, `epilogue.cu` | bias and residual onto a product, rounded once |
+//! | `paths.rs` | which paths ran |
 //! | `common.cuh` | what kernels share |
 //!
 //! A kernel takes one `#[repr(C)]` struct by value, so nothing is uploaded per launch. All work goes to the stream of
@@ -22,6 +23,8 @@ pub mod arena;
 #[cfg(feature = "cuda")]
 pub mod blas;
 #[cfg(feature = "cuda")]
+pub mod blas_lt;
+#[cfg(feature = "cuda")]
 pub mod copy;
 #[cfg(feature = "cuda")]
 pub mod epilogue;
@@ -29,7 +32,11 @@ pub mod grid;
 #[cfg(feature = "cuda")]
 pub mod launch;
 #[cfg(feature = "cuda")]
+pub mod lt;
+#[cfg(feature = "cuda")]
 pub mod module;
+#[cfg(feature = "cuda")]
+pub mod paths;
 pub mod strides;
 #[cfg(feature = "cuda")]
 pub mod tensor;

@@ -104,6 +104,18 @@ fn touch(tensor: &Tensor) -> Option<Address> {
     Some(with_slice!(&storage.slice, slice => slice.device_ptr(&stream).0))
 }
 
+/// Calls `f` with the address of element `offset` of a storage that enqueued work writes; the write is recorded for other
+/// streams when `f` has enqueued it.
+///
+/// # Errors
+/// Whatever `f` returns.
+pub fn written<R>(storage: &mut CudaStorage, offset: usize, f: impl FnOnce(Address) -> Result<R>) -> Result<R> {
+    let stream = storage.device.cuda_stream();
+    let bytes = (offset * storage.dtype().size_in_bytes()) as u64;
+    let (base, _recorded) = with_slice!(&mut storage.slice, slice => slice.device_ptr_mut(&stream));
+    f(base + bytes)
+}
+
 /// Memory for a result, uninitialised: kernels must write all of it.
 #[derive(Debug)]
 pub struct Output {

@@ -75,6 +75,8 @@ enums! {
     ConvolutionMode = CONVOLUTION_MODE;
     /// `cudnnPointwiseMode_t`.
     PointwiseMode = POINTWISE_MODE;
+    /// `cudnnReduceTensorOp_t`.
+    ReductionOperator = REDUCTION_OPERATOR_TYPE;
     /// `cudnnBackendHeurMode_t`.
     HeuristicsMode = HEUR_MODE;
     /// `cudnnBackendNumericalNote_t`.

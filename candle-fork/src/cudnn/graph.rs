@@ -1,30 +1,23 @@
-//! Convolutions as graphs: pure data that says everything on which a plan depends, and its description to the library.
-//!
-//! | pattern | operations | result |
-//! |---|---|---|
-//! | [`Pattern::Plain`] | convolution | y |
-//! | [`Pattern::Bias`] | convolution, + bias | y |
-//! | [`Pattern::ResidualBias`] | convolution, + residual, + bias | y |
-//!
-//! Between the operations values are f32, so y is rounded once. These very orders are what the library has compiled
-//! kernels for; bias first and then the residual would have to be compiled at run time.
+//! Problems as graphs of operations, and what their descriptions to the library share.
 
-use std::fmt::{self, Write};
+use std::fmt;
 
 use super::{
-    descriptor::{Boolean, ConvolutionMode, DataType, Descriptor, Finalised, PointwiseMode},
+    attention::AttentionSpec,
+    convolution::ConvolutionSpec,
+    descriptor::{Boolean, DataType, Descriptor, Finalised, PointwiseMode, ReductionOperator},
     library::Library,
     refusal::Failure,
-    sys::{CROSS_CORRELATION, POINTWISE_ADD, RawHandle, attribute, data_type, descriptor},
+    sys::{RawHandle, attribute, data_type, descriptor},
 };
 
 /// Alignment in bytes that every operand is declared to have, and must have: below 16 no fast kernel is offered.
 pub(crate) const ALIGNMENT: u64 = 16;
 
 /// Axes of a tensor at most: batch, channels, three of space.
-const AXES: usize = 5;
+pub(super) const AXES: usize = 5;
 
-/// Element type of x, w, bias, residual and y.
+/// Element type of the operands and the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Element {
     F32,
@@ -37,7 +30,7 @@ impl Element {
         self != Element::F32
     }
 
-    fn data_type(self) -> DataType {
+    pub(super) fn data_type(self) -> DataType {
         DataType(match self {
             Element::F32 => data_type::FLOAT,
             Element::F16 => data_type::HALF,
@@ -46,13 +39,13 @@ impl Element {
     }
 }
 
-/// Where the elements of a tensor lie: extents and strides (in elements) in the order N, C, space, whatever the order in
-/// memory.
+/// Where the elements of a tensor lie: extents and strides (in elements) in the order that the operation names its axes,
+/// whatever the order in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct TensorSpec {
-    rank: usize,
-    dims: [i64; AXES],
-    strides: [i64; AXES],
+    pub(super) rank: usize,
+    pub(super) dims: [i64; AXES],
+    pub(super) strides: [i64; AXES],
 }
 
 impl TensorSpec {
@@ -71,6 +64,26 @@ impl TensorSpec {
         Some(Self { rank: dims.len(), dims: fixed(dims)?, strides: fixed(strides)? })
     }
 
+    /// A packed row-major tensor.
+    pub(super) fn packed(dims: &[i64]) -> Self {
+        let mut spec = Self { rank: dims.len(), dims: [0; AXES], strides: [0; AXES] };
+        let mut next = 1;
+        for (axis, &extent) in dims.iter().enumerate().rev() {
+            (spec.dims[axis], spec.strides[axis]) = (extent, next);
+            next *= extent;
+        }
+        spec
+    }
+
+    /// With the last two axes exchanged: the same elements at the same places.
+    pub(super) fn transposed(mut self) -> Self {
+        if let Some(last) = self.rank.checked_sub(2) {
+            self.dims.swap(last, last + 1);
+            self.strides.swap(last, last + 1);
+        }
+        self
+    }
+
     pub(super) fn dims(&self) -> &[i64] {
         &self.dims[..self.rank]
     }
@@ -86,110 +99,54 @@ impl fmt::Debug for TensorSpec {
     }
 }
 
-/// Strides of a packed tensor `[N, C, ..]` in the order that kernels for its element type read: channels innermost in half
-/// precision, outermost in f32.
-pub(crate) fn packed_strides(dims: &[usize], element: Element) -> Vec<usize> {
-    let inwards: Vec<usize> = if element.is_half() && dims.len() > 1 {
-        [0].into_iter().chain(2..dims.len()).chain([1]).collect()
-    } else {
-        (0..dims.len()).collect()
-    };
-    let mut strides = vec![1; dims.len()];
-    let mut next = 1;
-    for &axis in inwards.iter().rev() {
-        strides[axis] = next;
-        next *= dims[axis];
-    }
-    strides
-}
-
-/// The operations of a graph; see the module.
+/// A problem: pure data, on which its plan depends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Pattern {
-    Plain,
-    Bias,
-    ResidualBias,
+pub(crate) enum Graph {
+    /// A convolution with its epilogue.
+    Convolution(ConvolutionSpec),
+    /// Attention.
+    Attention(AttentionSpec),
 }
 
-/// A convolution with its epilogue, over two or three axes. One axis is described as two, of which the first has extent 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct GraphSpec {
-    /// Element type of every operand.
-    pub(crate) element: Element,
-    /// Input `[N, C, space..]`.
-    pub(crate) x: TensorSpec,
-    /// Filters `[K, C / groups, taps..]`; the groups follow from the channels.
-    pub(crate) w: TensorSpec,
-    /// Output `[N, K, space..]`; the residual lies in memory alike.
-    pub(crate) y: TensorSpec,
-    /// Zeros before each axis.
-    pub(crate) before: [i64; 3],
-    /// Zeros behind each axis.
-    pub(crate) after: [i64; 3],
-    /// Step of the output along each axis.
-    pub(crate) stride: [i64; 3],
-    /// Distance of taps along each axis.
-    pub(crate) dilation: [i64; 3],
-    /// Operations behind the convolution.
-    pub(crate) pattern: Pattern,
+impl From<&ConvolutionSpec> for Graph {
+    fn from(spec: &ConvolutionSpec) -> Self {
+        Graph::Convolution(*spec)
+    }
 }
 
-/// Names of the real tensors of a graph, in the order in which [`GraphSpec::operands`] lists them.
-pub(super) mod id {
-    pub(in crate::cudnn) const X: i64 = 1;
-    pub(in crate::cudnn) const W: i64 = 2;
-    pub(in crate::cudnn) const Y: i64 = 3;
-    pub(in crate::cudnn) const BIAS: i64 = 4;
-    pub(in crate::cudnn) const RESIDUAL: i64 = 5;
-    pub(super) const CONVOLVED: i64 = 10;
-    pub(super) const ADDED: i64 = 11;
+impl From<&AttentionSpec> for Graph {
+    fn from(spec: &AttentionSpec) -> Self {
+        Graph::Attention(*spec)
+    }
 }
 
-impl GraphSpec {
-    /// Axes of space.
-    pub(super) fn spatial(&self) -> usize {
-        self.x.rank - 2
+impl Graph {
+    pub(super) fn element(&self) -> Element {
+        match self {
+            Graph::Convolution(spec) => spec.element,
+            Graph::Attention(spec) => spec.element,
+        }
     }
 
-    /// Taps along the axes of space.
-    pub(super) fn taps(&self) -> &[i64] {
-        &self.w.dims()[2..]
-    }
-
-    /// Ids of the tensors that an execution is given, in its order: x, w, y, then bias and residual as far as there are.
+    /// Ids of the tensors that an execution is given, in its order.
     pub(super) fn operands(&self) -> &'static [i64] {
-        match self.pattern {
-            Pattern::Plain => &[id::X, id::W, id::Y],
-            Pattern::Bias => &[id::X, id::W, id::Y, id::BIAS],
-            Pattern::ResidualBias => &[id::X, id::W, id::Y, id::BIAS, id::RESIDUAL],
+        match self {
+            Graph::Convolution(spec) => spec.operands(),
+            Graph::Attention(spec) => spec.operands(),
         }
     }
 
     /// Everything on which a plan depends, as one line: the key of plans on disk.
     pub(super) fn key(&self) -> String {
-        let mut key = format!("conv {:?} {:?} x{:?} w{:?} y{:?}", self.pattern, self.element, self.x, self.w, self.y);
-        let n = self.spatial();
-        // Writing to a string does not fail.
-        let _ = write!(
-            key,
-            " pad{:?}{:?} stride{:?} dilation{:?} align{ALIGNMENT}",
-            &self.before[..n],
-            &self.after[..n],
-            &self.stride[..n],
-            &self.dilation[..n]
-        );
-        key
+        match self {
+            Graph::Convolution(spec) => spec.key(),
+            Graph::Attention(spec) => spec.key(),
+        }
     }
 
-    /// Bias `[1, K, 1..]`, packed.
-    fn bias(&self) -> TensorSpec {
-        let k = self.y.dims[1];
-        let mut bias = TensorSpec { rank: self.y.rank, dims: [0; AXES], strides: [0; AXES] };
-        bias.dims[..bias.rank].fill(1);
-        bias.strides[..bias.rank].fill(k);
-        bias.dims[1] = k;
-        bias.strides[1] = 1;
-        bias
+    /// Whether the library has no kernels for it but those that it compiles at run time.
+    pub(super) fn is_compiled_at_run_time(&self) -> bool {
+        matches!(self, Graph::Attention(_))
     }
 
     /// Describes the graph to the library. `handle` may be left out from version 9.8 on.
@@ -200,206 +157,132 @@ impl GraphSpec {
         library: &'static Library,
         handle: Option<RawHandle>,
     ) -> Result<(Finalised, Vec<Finalised>), Failure> {
-        let describer = Describer { library, element: self.element };
-        let n = self.spatial();
-        let x = describer.tensor(id::X, &self.x)?;
-        let w = describer.tensor(id::W, &self.w)?;
-        let y = describer.tensor(id::Y, &self.y)?;
-        let convolution = Descriptor::new(library, descriptor::CONVOLUTION)?
-            .one(attribute::CONVOLUTION_COMPUTE_TYPE, DataType(data_type::FLOAT))?
-            .one(attribute::CONVOLUTION_MODE, ConvolutionMode(CROSS_CORRELATION))?
-            .one(attribute::CONVOLUTION_SPATIAL_DIMENSIONS, n as i64)?
-            .all(attribute::CONVOLUTION_PRE_PADDINGS, &self.before[..n])?
-            .all(attribute::CONVOLUTION_POST_PADDINGS, &self.after[..n])?
-            .all(attribute::CONVOLUTION_FILTER_STRIDES, &self.stride[..n])?
-            .all(attribute::CONVOLUTION_DILATIONS, &self.dilation[..n])?
-            .finalise()?;
-        let convolve = |into: &Finalised| {
-            Descriptor::new(library, descriptor::OPERATION_CONVOLUTION_FORWARD)?
-                .descriptors(attribute::FORWARD_CONVOLUTION, &[&convolution])?
-                .descriptors(attribute::FORWARD_X, &[&x])?
-                .descriptors(attribute::FORWARD_W, &[&w])?
-                .descriptors(attribute::FORWARD_Y, &[into])?
-                .one(attribute::FORWARD_ALPHA, 1f32)?
-                .one(attribute::FORWARD_BETA, 0f32)?
-                .finalise()
-        };
-        let mut keep = Vec::new();
-        let operations = match self.pattern {
-            Pattern::Plain => vec![convolve(&y)?],
-            Pattern::Bias => {
-                let bias = describer.tensor(id::BIAS, &self.bias())?;
-                let convolved = describer.intermediate(id::CONVOLVED, &self.y)?;
-                let operations = vec![convolve(&convolved)?, describer.add(&convolved, &bias, &y, &mut keep)?];
-                keep.extend([bias, convolved]);
-                operations
-            }
-            Pattern::ResidualBias => {
-                let bias = describer.tensor(id::BIAS, &self.bias())?;
-                let residual = describer.tensor(id::RESIDUAL, &self.y)?;
-                let convolved = describer.intermediate(id::CONVOLVED, &self.y)?;
-                let added = describer.intermediate(id::ADDED, &self.y)?;
-                let operations = vec![
-                    convolve(&convolved)?,
-                    describer.add(&convolved, &residual, &added, &mut keep)?,
-                    describer.add(&added, &bias, &y, &mut keep)?,
-                ];
-                keep.extend([bias, residual, convolved, added]);
-                operations
-            }
-        };
-        let mut graph = Descriptor::new(library, descriptor::OPERATION_GRAPH)?
-            .descriptors(attribute::GRAPH_OPERATIONS, &operations.iter().collect::<Vec<_>>())?;
-        if let Some(handle) = handle {
-            graph = graph.handle(attribute::GRAPH_HANDLE, handle)?;
+        match self {
+            Graph::Convolution(spec) => spec.describe(library, handle),
+            Graph::Attention(spec) => spec.describe(library, handle),
         }
-        let graph = graph.finalise()?;
-        keep.extend([x, w, y, convolution]);
-        keep.extend(operations);
-        Ok((graph, keep))
     }
 }
 
-struct Describer {
-    library: &'static Library,
-    element: Element,
+/// Describes tensors and operations of graphs.
+pub(super) struct Describer {
+    pub(super) library: &'static Library,
+    /// Type of the tensors in memory.
+    pub(super) element: Element,
 }
 
 impl Describer {
-    fn tensor(&self, id: i64, spec: &TensorSpec) -> Result<Finalised, Failure> {
-        self.any_tensor(id, spec, self.element.data_type(), false)
+    /// An operand or a result.
+    pub(super) fn tensor(&self, id: i64, spec: &TensorSpec) -> Result<Finalised, Failure> {
+        self.started(id, spec, self.element.data_type())?.finalise()
+    }
+
+    /// A result in f32.
+    pub(super) fn wide_tensor(&self, id: i64, spec: &TensorSpec) -> Result<Finalised, Failure> {
+        self.started(id, spec, DataType(data_type::FLOAT))?.finalise()
+    }
+
+    /// An f32 that an execution reads from the host's memory, for tensors of `rank` axes.
+    pub(super) fn scalar(&self, id: i64, rank: usize) -> Result<Finalised, Failure> {
+        let one = TensorSpec::packed(&[1; AXES][..rank]);
+        let scalar = self.started(id, &one, DataType(data_type::FLOAT))?;
+        scalar.one(attribute::TENSOR_IS_BY_VALUE, Boolean::TRUE)?.finalise()
     }
 
     /// A value that never reaches memory, in f32.
-    fn intermediate(&self, id: i64, spec: &TensorSpec) -> Result<Finalised, Failure> {
-        self.any_tensor(id, spec, DataType(data_type::FLOAT), true)
+    pub(super) fn intermediate(&self, id: i64, spec: &TensorSpec) -> Result<Finalised, Failure> {
+        let tensor = self.started(id, spec, DataType(data_type::FLOAT))?;
+        tensor.one(attribute::TENSOR_IS_VIRTUAL, Boolean::TRUE)?.finalise()
     }
 
-    fn any_tensor(&self, id: i64, spec: &TensorSpec, of: DataType, is_virtual: bool) -> Result<Finalised, Failure> {
-        let tensor = Descriptor::new(self.library, descriptor::TENSOR)?
+    /// The same in the type of the operands.
+    pub(super) fn narrow_intermediate(&self, id: i64, spec: &TensorSpec) -> Result<Finalised, Failure> {
+        let tensor = self.started(id, spec, self.element.data_type())?;
+        tensor.one(attribute::TENSOR_IS_VIRTUAL, Boolean::TRUE)?.finalise()
+    }
+
+    fn started(&self, id: i64, spec: &TensorSpec, of: DataType) -> Result<Descriptor, Failure> {
+        Descriptor::new(self.library, descriptor::TENSOR)?
             .one(attribute::TENSOR_DATA_TYPE, of)?
             .all(attribute::TENSOR_DIMENSIONS, spec.dims())?
             .all(attribute::TENSOR_STRIDES, spec.strides())?
             .one(attribute::TENSOR_UNIQUE_ID, id)?
-            .one(attribute::TENSOR_BYTE_ALIGNMENT, ALIGNMENT as i64)?;
-        let tensor = if is_virtual { tensor.one(attribute::TENSOR_IS_VIRTUAL, Boolean::TRUE)? } else { tensor };
-        tensor.finalise()
+            .one(attribute::TENSOR_BYTE_ALIGNMENT, ALIGNMENT as i64)
     }
 
-    /// `into = a + b` in f32.
-    fn add(
+    /// `into = mode(a, b)` in f32; `b` may have extents of 1 where `a` has not.
+    pub(super) fn pointwise(
+        &self,
+        mode: i32,
+        a: &Finalised,
+        b: Option<&Finalised>,
+        into: &Finalised,
+        keep: &mut Vec<Finalised>,
+    ) -> Result<Finalised, Failure> {
+        let pointwise = Descriptor::new(self.library, descriptor::POINTWISE)?
+            .one(attribute::POINTWISE_MODE, PointwiseMode(mode))?
+            .one(attribute::POINTWISE_MATH_PRECISION, DataType(data_type::FLOAT))?
+            .finalise()?;
+        let mut operation = Descriptor::new(self.library, descriptor::OPERATION_POINTWISE)?
+            .descriptors(attribute::POINTWISE_DESCRIPTOR, &[&pointwise])?
+            .descriptors(attribute::POINTWISE_X, &[a])?
+            .descriptors(attribute::POINTWISE_Y, &[into])?;
+        if let Some(b) = b {
+            operation = operation.descriptors(attribute::POINTWISE_B, &[b])?;
+        }
+        keep.push(pointwise);
+        operation.finalise()
+    }
+
+    /// `into` = the reduction of `x` along the axes of which `into` has an extent of 1, in f32.
+    pub(super) fn reduce(
+        &self,
+        operator: i32,
+        x: &Finalised,
+        into: &Finalised,
+        keep: &mut Vec<Finalised>,
+    ) -> Result<Finalised, Failure> {
+        let reduction = Descriptor::new(self.library, descriptor::REDUCTION)?
+            .one(attribute::REDUCTION_OPERATOR, ReductionOperator(operator))?
+            .one(attribute::REDUCTION_COMPUTE_TYPE, DataType(data_type::FLOAT))?
+            .finalise()?;
+        let operation = Descriptor::new(self.library, descriptor::OPERATION_REDUCTION)?
+            .descriptors(attribute::REDUCTION_X, &[x])?
+            .descriptors(attribute::REDUCTION_Y, &[into])?
+            .descriptors(attribute::REDUCTION_DESCRIPTOR, &[&reduction])?
+            .finalise();
+        keep.push(reduction);
+        operation
+    }
+
+    /// `into = a b` for the matrices of the last two axes, with f32 sums.
+    pub(super) fn multiply(
         &self,
         a: &Finalised,
         b: &Finalised,
         into: &Finalised,
         keep: &mut Vec<Finalised>,
     ) -> Result<Finalised, Failure> {
-        let add = Descriptor::new(self.library, descriptor::POINTWISE)?
-            .one(attribute::POINTWISE_MODE, PointwiseMode(POINTWISE_ADD))?
-            .one(attribute::POINTWISE_MATH_PRECISION, DataType(data_type::FLOAT))?
+        let product = Descriptor::new(self.library, descriptor::MATMUL)?
+            .one(attribute::MATMUL_COMPUTE_TYPE, DataType(data_type::FLOAT))?
             .finalise()?;
-        let operation = Descriptor::new(self.library, descriptor::OPERATION_POINTWISE)?
-            .descriptors(attribute::POINTWISE_DESCRIPTOR, &[&add])?
-            .descriptors(attribute::POINTWISE_X, &[a])?
-            .descriptors(attribute::POINTWISE_B, &[b])?
-            .descriptors(attribute::POINTWISE_Y, &[into])?
-            .finalise()?;
-        keep.push(add);
-        Ok(operation)
+        let operation = Descriptor::new(self.library, descriptor::OPERATION_MATMUL)?
+            .descriptors(attribute::MATMUL_A, &[a])?
+            .descriptors(attribute::MATMUL_B, &[b])?
+            .descriptors(attribute::MATMUL_C, &[into])?
+            .descriptors(attribute::MATMUL_DESCRIPTOR, &[&product])?
+            .finalise();
+        keep.push(product);
+        operation
     }
-}
 
-#[cfg(test)]
-pub(super) mod tests {
-    use std::collections::HashSet;
-
-    use super::*;
-
-    /// A convolution with "same" padding and filters of extent `taps`, channels last for half and first for f32.
-    pub(in crate::cudnn) fn same(
-        element: Element,
-        pattern: Pattern,
-        x: &[usize],
-        k: usize,
-        taps: &[usize],
-    ) -> GraphSpec {
-        let lay = |dims: &[usize]| TensorSpec::new(dims, &packed_strides(dims, element));
-        let w: Vec<usize> = [k, x[1]].iter().chain(taps).copied().collect();
-        let y: Vec<usize> = [x[0], k].iter().chain(&x[2..]).copied().collect();
-        let mut pad = [0; 3];
-        for (pad, &taps) in pad.iter_mut().zip(taps) {
-            *pad = (taps as i64 - 1) / 2;
+    /// The graph of these operations.
+    pub(super) fn graph(&self, operations: &[Finalised], handle: Option<RawHandle>) -> Result<Finalised, Failure> {
+        let graph = Descriptor::new(self.library, descriptor::OPERATION_GRAPH)?
+            .descriptors(attribute::GRAPH_OPERATIONS, &operations.iter().collect::<Vec<_>>())?;
+        match handle {
+            Some(handle) => graph.handle(attribute::GRAPH_HANDLE, handle)?.finalise(),
+            None => graph.finalise(),
         }
-        GraphSpec {
-            element,
-            x: lay(x).unwrap(),
-            w: lay(&w).unwrap(),
-            y: lay(&y).unwrap(),
-            before: pad,
-            after: pad,
-            stride: [1; 3],
-            dilation: [1; 3],
-            pattern,
-        }
-    }
-
-    /// In the order that is not the one of the element type.
-    pub(in crate::cudnn) fn channels_first(dims: &[usize]) -> TensorSpec {
-        TensorSpec::new(dims, &packed_strides(dims, Element::F32)).unwrap()
-    }
-
-    pub(in crate::cudnn) fn channels_last(dims: &[usize]) -> TensorSpec {
-        TensorSpec::new(dims, &packed_strides(dims, Element::Bf16)).unwrap()
-    }
-
-    #[test]
-    fn the_order_in_memory_follows_the_element_type() {
-        for half in [Element::F16, Element::Bf16] {
-            assert_eq!(packed_strides(&[2, 3, 4, 5, 6], half), [360, 1, 90, 18, 3]);
-            assert_eq!(packed_strides(&[7, 3, 1, 5], half), [15, 1, 15, 3]);
-        }
-        assert_eq!(packed_strides(&[2, 3, 4, 5], Element::F32), [60, 20, 5, 1]);
-        assert_eq!(packed_strides(&[5], Element::F16), [1]);
-    }
-
-    #[test]
-    fn tensors_beyond_five_axes_or_64_bits_are_refused() {
-        assert!(TensorSpec::new(&[1; 6], &[1; 6]).is_none());
-        assert!(TensorSpec::new(&[1; 4], &[1; 5]).is_none());
-        assert!(TensorSpec::new(&[usize::MAX; 4], &[1; 4]).is_none());
-    }
-
-    #[test]
-    fn the_bias_is_packed_along_the_channels() {
-        let spec = same(Element::Bf16, Pattern::Bias, &[1, 16, 4, 8, 8], 96, &[3, 3, 3]);
-        assert_eq!(spec.bias().dims(), [1, 96, 1, 1, 1]);
-        assert_eq!(spec.bias().strides(), [96, 1, 96, 96, 96]);
-    }
-
-    #[test]
-    fn everything_that_changes_a_plan_changes_the_key() {
-        let base = same(Element::Bf16, Pattern::Bias, &[1, 16, 4, 8, 8], 32, &[3, 3, 3]);
-        let mut wider = vec![base];
-        wider.push(GraphSpec { element: Element::F16, ..base });
-        wider.push(GraphSpec { pattern: Pattern::ResidualBias, ..base });
-        wider.push(GraphSpec { before: [2, 1, 1], ..base });
-        wider.push(GraphSpec { after: [0, 1, 1], ..base });
-        wider.push(GraphSpec { stride: [1, 2, 2], ..base });
-        wider.push(GraphSpec { dilation: [1, 1, 2], ..base });
-        wider.push(GraphSpec { x: channels_first(&[1, 16, 4, 8, 8]), ..base });
-        wider.push(GraphSpec { w: channels_first(&[32, 16, 3, 3, 3]), ..base });
-        wider.push(GraphSpec { y: channels_first(&[1, 32, 4, 8, 8]), ..base });
-        let keys: HashSet<String> = wider.iter().map(GraphSpec::key).collect();
-        assert_eq!(keys.len(), wider.len());
-        let specs: HashSet<GraphSpec> = wider.iter().copied().collect();
-        assert_eq!(specs.len(), wider.len());
-    }
-
-    #[test]
-    fn the_key_is_one_readable_line() {
-        let spec = same(Element::F16, Pattern::Plain, &[1, 2, 1, 4], 3, &[1, 3]);
-        let key = "conv Plain F16 x[1, 2, 1, 4]/[8, 1, 8, 2] w[3, 2, 1, 3]/[6, 1, 6, 2] y[1, 3, 1, 4]/[12, 1, 12, 3] \
-                   pad[0, 1][0, 1] stride[1, 1] dilation[1, 1] align16";
-        assert_eq!(spec.key(), key);
     }
 }

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, LazyLock, Mutex, MutexGuard},
 };
 
-use super::{device::DeviceInfo, graph::GraphSpec, plan::Plan, refusal::Refusal, rules::Rules};
+use super::{device::DeviceInfo, graph::Graph, plan::Plan, refusal::Refusal, rules::Rules};
 use crate::cudnn_policy::PlanChoice;
 
 /// Plans kept at most.
@@ -16,7 +16,7 @@ const CAPACITY: usize = 512;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) device: Arc<DeviceInfo>,
-    pub(super) spec: GraphSpec,
+    pub(super) graph: Graph,
     pub(super) rules: Rules,
     pub(super) choice: PlanChoice,
 }

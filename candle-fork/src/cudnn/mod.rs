@@ -6,7 +6,8 @@
 //! | `library.rs` | loading, and the checks before first use |
 //! | `sys.rs` | the C interface |
 //! | `descriptor.rs` | its descriptors, owned and typed |
-//! | `graph.rs` | convolutions as graphs: pure data |
+//! | `graph.rs` | problems as graphs, and what their descriptions share |
+//! | `convolution.rs`, `attention.rs` | the graphs of either: pure data |
 //! | `rules.rs` | which engines a policy lets run: pure |
 //! | `errata.rs` | versions that are wrong |
 //! | `device.rs` | what plans depend on in a device |
@@ -15,9 +16,12 @@
 //! | `memory.rs`, `disk.rs` | plans kept |
 //! | `refusal.rs` | why cuDNN did not serve |
 //! | `session.rs` | all of it together |
+//! | `on_device.rs` | the same on candle's devices |
 //!
-//! Nothing here knows of tensors; `conv/cudnn.rs` brings the two together.
+//! Nothing here knows of tensors; `conv/cudnn.rs` and `attention/cudnn.rs` bring the two together.
 
+mod attention;
+mod convolution;
 mod descriptor;
 mod device;
 mod disk;
@@ -26,6 +30,8 @@ mod graph;
 mod handle;
 mod library;
 mod memory;
+#[cfg(feature = "cuda")]
+mod on_device;
 mod plan;
 #[cfg(test)]
 mod planning_tests;
@@ -37,10 +43,13 @@ mod sys;
 
 #[cfg(feature = "cuda")]
 pub(crate) use self::{
+    attention::AttentionSpec,
+    convolution::{ConvolutionSpec, Pattern, packed_strides},
     device::DeviceInfo,
     errata::of_version,
-    graph::{ALIGNMENT, Element, GraphSpec, Pattern, TensorSpec, packed_strides},
+    graph::{ALIGNMENT, Element, TensorSpec},
     library::library,
+    on_device::{OnDevice, may_build, time},
     plan::Plan,
     refusal::Refusal,
     session::Session,

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     descriptor::{BehaviorNote, Descriptor, Finalised, HeuristicsMode, NumericalNote},
-    graph::GraphSpec,
+    graph::Graph,
     handle::Handle,
     library::{Library, Version},
     refusal::{Failure, Refusal},
@@ -58,11 +58,11 @@ impl Site<'_> {
         }
     }
 
-    fn describe(self, library: &'static Library, spec: &GraphSpec) -> Result<(Finalised, Vec<Finalised>), Failure> {
+    fn describe(self, library: &'static Library, graph: &Graph) -> Result<(Finalised, Vec<Finalised>), Failure> {
         match self {
-            Site::Handle(handle) => spec.describe(library, Some(handle.as_raw())),
+            Site::Handle(handle) => graph.describe(library, Some(handle.as_raw())),
             #[cfg(test)]
-            Site::Described(_) if library.version() >= GRAPHS_WITHOUT_HANDLE => spec.describe(library, None),
+            Site::Described(_) if library.version() >= GRAPHS_WITHOUT_HANDLE => graph.describe(library, None),
             #[cfg(test)]
             Site::Described(_) => panic!("{} is older than {GRAPHS_WITHOUT_HANDLE}", library.version()),
         }
@@ -105,18 +105,19 @@ impl Plan {
     /// first that can be built, or by time.
     pub(super) fn build(
         library: &'static Library,
-        spec: &GraphSpec,
+        graph: impl Into<Graph>,
         site: Site<'_>,
         rules: &Rules,
         mut choice: Choice<'_>,
     ) -> Result<Self, Refusal> {
-        let parts = Arc::new(site.describe(library, spec).map_err(|failure| library.judge(failure))?);
+        let graph = graph.into();
+        let parts = Arc::new(site.describe(library, &graph).map_err(|failure| library.judge(failure))?);
         let wanted = match &choice {
             Choice::First => 1,
             Choice::Timed { max_plans, .. } => (*max_plans).max(1),
         };
         let mut search =
-            Search { library, spec, site, rules, parts, tally: Tally::default(), built: Vec::new(), wanted };
+            Search { library, graph, site, rules, parts, tally: Tally::default(), built: Vec::new(), wanted };
         search.run();
         let mut built = search.built.into_iter().map(|(plan, _)| plan);
         let Some(first) = built.next() else {
@@ -140,19 +141,19 @@ impl Plan {
     /// device; the library refuses any other.
     pub(super) fn load(
         library: &'static Library,
-        spec: &GraphSpec,
+        graph: impl Into<Graph>,
         site: Site<'_>,
         json: &str,
     ) -> Result<Self, Failure> {
         let plan = site.plan(library)?.text(attribute::PLAN_JSON, json)?.finalise()?;
-        Self::finished(plan, None, spec)
+        Self::finished(plan, None, &graph.into())
     }
 
-    fn finished(plan: Finalised, parts: Option<(Arc<Parts>, Finalised)>, spec: &GraphSpec) -> Result<Self, Failure> {
+    fn finished(plan: Finalised, parts: Option<(Arc<Parts>, Finalised)>, graph: &Graph) -> Result<Self, Failure> {
         let workspace = u64::try_from(plan.read_integer(attribute::PLAN_WORKSPACE_SIZE)?).unwrap_or(0);
         let engine = plan.read_text(attribute::PLAN_JSON).ok().and_then(|json| engine_of(&json));
         let engine = engine.unwrap_or_else(|| "unknown engine".to_owned()).into();
-        Ok(Self { plan, _parts: parts, operands: spec.operands(), workspace, engine })
+        Ok(Self { plan, _parts: parts, operands: graph.operands(), workspace, engine })
     }
 
     /// The plan as a text that [`Self::load`] takes.
@@ -170,12 +171,13 @@ impl Plan {
         &self.engine
     }
 
-    /// Enqueues the plan on the handle's stream. `addresses` are those of x, w, y and, where the pattern has them, bias
-    /// and residual.
+    /// Enqueues the plan on the handle's stream. `addresses` are those of the graph's operands in their order: x, w, y and,
+    /// where the pattern has them, bias and residual; or those that [`super::attention`] lists.
     ///
     /// # Safety
     /// - The addresses are multiples of [`super::graph::ALIGNMENT`], on the handle's device, and cover what the plan's
-    ///   graph describes until the stream has done the work; y overlaps nothing else.
+    ///   graph describes until the stream has done the work; results overlap nothing else. That of a scalar is one of the
+    ///   host, for the length of the call.
     /// - `workspace` covers [`Self::workspace`] bytes that no other work uses meanwhile.
     /// - The context of the handle's device is current.
     pub(super) unsafe fn execute(
@@ -203,7 +205,7 @@ impl Plan {
 /// A search for plans that can be built.
 struct Search<'a> {
     library: &'static Library,
-    spec: &'a GraphSpec,
+    graph: Graph,
     site: Site<'a>,
     rules: &'a Rules,
     parts: Arc<Parts>,
@@ -226,7 +228,7 @@ impl Search<'_> {
             };
             for configuration in configurations {
                 let Some(candidate) = self.admit(configuration) else { continue };
-                if self.spec.element.is_half() && !candidate.notes.uses_tensor_cores() {
+                if self.graph.element().is_half() && !candidate.notes.uses_tensor_cores() {
                     slow.push(candidate);
                 } else if self.try_build(candidate) {
                     return;
@@ -257,7 +259,7 @@ impl Search<'_> {
             Ok((notes, workspace)) => {
                 let verdict = self
                     .rules
-                    .admit(self.spec.element, &notes)
+                    .admit(self.graph.element(), &notes)
                     .and_then(|()| workspace.map_or(Ok(()), |bytes| self.rules.admit_workspace(bytes)));
                 verdict.map_err(|objection| self.tally.add(objection)).ok()?;
                 Some(Candidate { configuration, notes })
@@ -318,7 +320,7 @@ impl Search<'_> {
             .descriptors(attribute::PLAN_ENGINE_CONFIG, &[&candidate.configuration])?
             .finalise()?;
         let parts = (self.parts.clone(), candidate.configuration);
-        Plan::finished(plan, Some(parts), self.spec)
+        Plan::finished(plan, Some(parts), &self.graph)
     }
 }
 

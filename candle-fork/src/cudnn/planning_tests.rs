@@ -7,11 +7,13 @@
 use std::{io::Write, path::Path, process::Command};
 
 use super::{
-    descriptor::{Descriptor, Finalised},
-    graph::{
-        Element, GraphSpec, Pattern, TensorSpec,
+    attention::{self, AttentionSpec, Form},
+    convolution::{
+        ConvolutionSpec, Pattern,
         tests::{channels_last, same},
     },
+    descriptor::{Descriptor, Finalised},
+    graph::{Element, Graph, TensorSpec},
     library::{Library, library},
     plan::{Choice, Plan, Site},
     rules::Rules,
@@ -71,22 +73,28 @@ fn load_stub_driver() -> Result<(), String> {
         .clone()
 }
 
-fn build(spec: &GraphSpec, policy: &Policy) -> Option<Result<Plan, super::refusal::Refusal>> {
+fn build(graph: impl Into<Graph>, policy: &Policy) -> Option<Result<Plan, super::refusal::Refusal>> {
     let (library, device) = planner()?;
+    let graph = graph.into();
     let start = std::time::Instant::now();
-    let plan = Plan::build(library, spec, Site::Described(&device), &Rules::of(policy), Choice::First);
+    let plan = Plan::build(library, graph, Site::Described(&device), &Rules::of(policy, &graph), Choice::First);
     let milliseconds = start.elapsed().as_secs_f64() * 1e3;
     match &plan {
         Ok(plan) => {
-            println!("{milliseconds:.1} ms, {}, workspace {}: {}", plan.engine(), plan.workspace(), spec.key());
+            println!("{milliseconds:.1} ms, {}, workspace {}: {}", plan.engine(), plan.workspace(), graph.key());
         }
-        Err(refusal) => println!("{milliseconds:.1} ms, {refusal}: {}", spec.key()),
+        Err(refusal) => println!("{milliseconds:.1} ms, {refusal}: {}", graph.key()),
     }
     Some(plan)
 }
 
+/// The rules of the default policy for a graph.
+fn rules(graph: impl Into<Graph>) -> Rules {
+    Rules::of(&Policy::default(), &graph.into())
+}
+
 /// Convolutions of the Wan decoder, in the sizes of one steady latent frame at 832x480, and others that are hard.
-fn half_cases(element: Element) -> Vec<GraphSpec> {
+fn half_cases(element: Element) -> Vec<ConvolutionSpec> {
     let mut cases = Vec::new();
     for pattern in [Pattern::Plain, Pattern::Bias, Pattern::ResidualBias] {
         for (x, k, taps) in [
@@ -146,18 +154,23 @@ fn single_precision_has_plans_without_tensor_cores() {
 fn other_geometries_have_plans() {
     let base = same(Element::Bf16, Pattern::Bias, &[1, 96, 64, 64], 96, &[3, 3]);
     // Padding behind only, stride 2.
-    let down =
-        GraphSpec { before: [0; 3], after: [1, 1, 0], stride: [2, 2, 1], y: channels_last(&[1, 96, 32, 32]), ..base };
-    let dilated = GraphSpec { before: [2, 2, 0], after: [2, 2, 0], dilation: [2, 2, 1], ..base };
-    let grouped = GraphSpec { w: channels_last(&[96, 48, 3, 3]), ..base };
+    let down = ConvolutionSpec {
+        before: [0; 3],
+        after: [1, 1, 0],
+        stride: [2, 2, 1],
+        y: channels_last(&[1, 96, 32, 32]),
+        ..base
+    };
+    let dilated = ConvolutionSpec { before: [2, 2, 0], after: [2, 2, 0], dilation: [2, 2, 1], ..base };
+    let grouped = ConvolutionSpec { w: channels_last(&[96, 48, 3, 3]), ..base };
     // A part of a larger batch of frames: the distance of images is that of the whole.
-    let slice = GraphSpec {
+    let slice = ConvolutionSpec {
         x: TensorSpec::new(&[2, 96, 3, 64, 64], &[96 * 64 * 64 * 9, 1, 96 * 64 * 64, 96 * 64, 96]).unwrap(),
         ..same(Element::Bf16, Pattern::Bias, &[2, 96, 3, 64, 64], 96, &[3, 3, 3])
     };
     // Frames only before, as in causal models.
     let volume = same(Element::Bf16, Pattern::Bias, &[1, 96, 4, 64, 64], 96, &[3, 3, 3]);
-    let causal = GraphSpec { before: [2, 1, 1], after: [0, 1, 1], ..volume };
+    let causal = ConvolutionSpec { before: [2, 1, 1], after: [0, 1, 1], ..volume };
     for spec in [down, dilated, grouped, slice, causal] {
         let Some(plan) = build(&spec, &Policy::default()) else { return };
         plan.unwrap_or_else(|refusal| panic!("{spec:?}: {refusal}"));
@@ -177,7 +190,7 @@ fn the_cap_on_workspace_chooses_another_plan() {
 #[test]
 fn a_graph_that_makes_no_sense_is_refused_in_the_words_of_the_library() {
     let spec = same(Element::Bf16, Pattern::Bias, &[1, 96, 4, 64, 64], 96, &[3, 3, 3]);
-    let wrong = GraphSpec { y: channels_last(&[1, 96, 4, 64, 63]), ..spec };
+    let wrong = ConvolutionSpec { y: channels_last(&[1, 96, 4, 64, 63]), ..spec };
     let Some(plan) = build(&wrong, &Policy::default()) else { return };
     let refusal = plan.map(|plan| plan.engine().to_string()).unwrap_err();
     assert_eq!(refusal.reason, FallbackReason::Failed);
@@ -194,7 +207,7 @@ fn a_timed_choice_takes_the_fastest() {
         Ok([3.0, 1.0, 2.0][seen.len() - 1])
     };
     let choice = Choice::Timed { max_plans: 3, timer: &mut timer };
-    let plan = Plan::build(library, &spec, Site::Described(&device), &Rules::of(&Policy::default()), choice).unwrap();
+    let plan = Plan::build(library, &spec, Site::Described(&device), &rules(&spec), choice).unwrap();
     assert_eq!(seen.len(), 3);
     assert!(seen[0] != seen[1] && seen[1] != seen[2], "{seen:?}");
     assert_eq!(**plan.engine(), seen[1]);
@@ -205,7 +218,7 @@ fn the_library_understands_the_graph_as_it_is_meant() {
     let Some((library, device)) = planner() else { return };
     for pattern in [Pattern::Plain, Pattern::Bias, Pattern::ResidualBias] {
         let volume = same(Element::Bf16, pattern, &[1, 96, 9, 64, 64], 32, &[3, 3, 3]);
-        let spec = GraphSpec {
+        let spec = ConvolutionSpec {
             before: [4, 1, 2],
             after: [0, 1, 0],
             stride: [1, 1, 2],
@@ -213,8 +226,7 @@ fn the_library_understands_the_graph_as_it_is_meant() {
             y: channels_last(&[1, 32, 9, 64, 32]),
             ..volume
         };
-        let rules = Rules::of(&Policy::default());
-        let plan = Plan::build(library, &spec, Site::Described(&device), &rules, Choice::First).unwrap();
+        let plan = Plan::build(library, &spec, Site::Described(&device), &rules(&spec), Choice::First).unwrap();
         let json: serde_json::Value = serde_json::from_str(&plan.to_json().unwrap()).unwrap();
         let graph = &json["operationGraph"];
         // What is not virtual is what an execution has to be given.
@@ -239,7 +251,7 @@ fn plans_survive_as_text() {
     let Some((library, device)) = planner() else { return };
     let spec = same(Element::Bf16, Pattern::ResidualBias, &[1, 96, 4, 64, 64], 96, &[3, 3, 3]);
     let site = Site::Described(&device);
-    let plan = Plan::build(library, &spec, site, &Rules::of(&Policy::default()), Choice::First).unwrap();
+    let plan = Plan::build(library, &spec, site, &rules(&spec), Choice::First).unwrap();
     let json = plan.to_json().unwrap();
     let again = Plan::load(library, &spec, site, &json).unwrap();
     assert_eq!((again.workspace(), again.engine()), (plan.workspace(), plan.engine()));
@@ -255,4 +267,86 @@ fn plans_survive_as_text() {
     let failure = Plan::load(library, &spec, site, &json.replace(&version, "\"cudnnVersion\":91700")).unwrap_err();
     assert!(failure.is_installation(), "{failure}");
     assert_eq!(library.broken(), None);
+}
+
+/// Batch, queries, keys, heads, key heads, width.
+const ATTENTIONS: [[usize; 6]; 11] = [
+    // An image model's step, at 1024 x 1024 and with a picture to refer to; a text encoder.
+    [1, 4608, 4608, 24, 24, 128],
+    [1, 8704, 8704, 32, 32, 128],
+    [1, 512, 512, 32, 8, 128],
+    // Odd lengths, cross-attention, one query, other widths.
+    [2, 257, 1029, 4, 2, 64],
+    [1, 1, 77, 8, 8, 64],
+    [1, 333, 1, 2, 1, 80],
+    [1, 100, 100, 3, 3, 72],
+    [3, 64, 64, 2, 2, 8],
+    [1, 1024, 1024, 2, 1, 256],
+    // The middle of a picture's decoder.
+    [1, 16_384, 16_384, 1, 1, 512],
+    [1, 31, 32_761, 2, 2, 128],
+];
+
+#[test]
+fn attention_has_plans_in_the_form_of_the_version() {
+    let Some((library, _)) = planner() else { return };
+    for extents in ATTENTIONS {
+        let element = if extents[3] == 24 { Element::F16 } else { Element::Bf16 };
+        let spec = attention::tests::spec(element, extents, Form::of(library.version()));
+        assert_eq!(spec.unsupported(library.version(), 900), None, "{spec:?}");
+        let Some(plan) = build(&spec, &Policy::default()) else { return };
+        let plan = plan.unwrap_or_else(|refusal| panic!("{spec:?}: {refusal}"));
+        assert!(plan.workspace() <= 64 << 20, "{spec:?}");
+    }
+}
+
+/// The composite serves the versions before the unified operation; later ones still take it, so it can be tried here.
+#[test]
+fn attention_has_plans_as_a_composite() {
+    for extents in [ATTENTIONS[0], ATTENTIONS[2], ATTENTIONS[3], ATTENTIONS[6]] {
+        let spec = attention::tests::spec(Element::Bf16, extents, Form::Composite);
+        let Some(plan) = build(&spec, &Policy::default()) else { return };
+        plan.unwrap_or_else(|refusal| panic!("{spec:?}: {refusal}"));
+    }
+}
+
+#[test]
+fn attention_that_has_no_kernel_is_refused_by_the_library_too() {
+    let Some((library, _)) = planner() else { return };
+    for (element, width) in [(Element::Bf16, 60), (Element::F32, 64)] {
+        let spec = attention::tests::spec(element, [1, 64, 64, 2, 2, width], Form::of(library.version()));
+        let refusal = build(&spec, &Policy::default()).unwrap().map(|plan| plan.engine().to_string()).unwrap_err();
+        assert_ne!(refusal.reason, FallbackReason::Unavailable, "{refusal}");
+        assert!(spec.unsupported(library.version(), 900).is_some());
+    }
+}
+
+#[test]
+fn attention_is_understood_as_it_is_meant() {
+    let Some((library, device)) = planner() else { return };
+    for form in [Form::of(library.version()), Form::Composite] {
+        let spec = attention::tests::spec(Element::Bf16, [2, 100, 130, 4, 2, 64], form);
+        let plan = Plan::build(library, &spec, Site::Described(&device), &rules(&spec), Choice::First).unwrap();
+        let text = plan.to_json().unwrap();
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let tensors = json["operationGraph"]["tensors"].as_array().unwrap();
+        // What is not virtual is what an execution has to be given.
+        let real = tensors.iter().filter(|tensor| tensor["isVirtual"] == false);
+        let names: Vec<i64> = real.map(|t| t["name"].as_str().unwrap().parse().unwrap()).collect();
+        assert_eq!(names, spec.operands(), "{form:?}");
+        let again = Plan::load(library, &spec, Site::Described(&device), &text).unwrap();
+        assert_eq!((again.workspace(), again.engine()), (plan.workspace(), plan.engine()));
+    }
+}
+
+/// A plan for one layout is not one for another: what is cut from a projection needs no copy.
+#[test]
+fn attention_reads_and_writes_rows_of_any_pitch() {
+    let base = attention::tests::spec(Element::Bf16, ATTENTIONS[0], Form::Unified);
+    let into = AttentionSpec { o: attention::tests::rows(1, 4608, 24, 128, 12_288), ..base };
+    let packed = attention::tests::rows(1, 4608, 24, 128, 3072);
+    for spec in [into, AttentionSpec { q: packed, k: packed, ..base }] {
+        let Some(plan) = build(&spec, &Policy::default()) else { return };
+        plan.unwrap_or_else(|refusal| panic!("{spec:?}: {refusal}"));
+    }
 }

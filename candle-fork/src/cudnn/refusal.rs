@@ -24,7 +24,7 @@ impl Failure {
     }
 }
 
-/// Why a convolution has to run elsewhere.
+/// Why a problem has to be solved elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {text}")]
 pub(crate) struct Refusal {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use super::{
-    graph::Element,
+    graph::{Element, Graph},
     sys::{behavior, numerical},
 };
 use crate::cudnn_policy::{FallbackReason, Policy};
@@ -64,12 +64,13 @@ impl Notes {
 }
 
 impl Rules {
-    pub(super) fn of(policy: &Policy) -> Self {
+    pub(super) fn of(policy: &Policy, graph: &Graph) -> Self {
         Self {
             deterministic: policy.deterministic,
             allow_tf32: policy.allow_tf32,
             allow_transforms: policy.allow_transforms,
-            allow_run_time_compiled: policy.allow_run_time_compiled,
+            // What is compiled anyway is asked for by a switch of its own.
+            allow_run_time_compiled: policy.allow_run_time_compiled || graph.is_compiled_at_run_time(),
             workspace_cap: policy.workspace_cap,
         }
     }
@@ -152,7 +153,17 @@ impl fmt::Display for Tally {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::{
+            attention::{self, Form},
+            convolution::{Pattern, tests::same},
+        },
+        *,
+    };
+
+    fn of_convolution(policy: &Policy) -> Rules {
+        Rules::of(policy, &(&same(Element::Bf16, Pattern::Plain, &[1, 8, 8, 8], 8, &[3, 3])).into())
+    }
 
     fn notes(numerical: &[i32]) -> Notes {
         Notes { numerical: numerical.to_vec(), behavior: Vec::new() }
@@ -160,7 +171,7 @@ mod tests {
 
     #[test]
     fn single_precision_is_true_single_precision_by_default() {
-        let rules = Rules::of(&Policy::default());
+        let rules = of_convolution(&Policy::default());
         let f32 = |noted: &[i32]| rules.admit(Element::F32, &notes(noted));
         assert_eq!(f32(&[]), Ok(()));
         assert_eq!(f32(&[numerical::TENSOR_CORE]), Err(Objection::Tf32));
@@ -168,7 +179,7 @@ mod tests {
         for transform in [numerical::FFT, numerical::WINOGRAD, numerical::WINOGRAD_TILE_13X13] {
             assert_eq!(f32(&[transform]), Err(Objection::Transform));
         }
-        let relaxed = Rules::of(&Policy { allow_tf32: true, allow_transforms: true, ..Policy::default() });
+        let relaxed = of_convolution(&Policy { allow_tf32: true, allow_transforms: true, ..Policy::default() });
         assert_eq!(relaxed.admit(Element::F32, &notes(&[numerical::TENSOR_CORE])), Ok(()));
         assert_eq!(relaxed.admit(Element::F32, &notes(&[numerical::WINOGRAD])), Ok(()));
         assert_eq!(
@@ -179,7 +190,7 @@ mod tests {
 
     #[test]
     fn half_precision_takes_tensor_cores() {
-        let rules = Rules::of(&Policy::default());
+        let rules = of_convolution(&Policy::default());
         for element in [Element::F16, Element::Bf16] {
             assert_eq!(rules.admit(element, &notes(&[numerical::TENSOR_CORE])), Ok(()));
             let reduced = [numerical::TENSOR_CORE, numerical::REDUCED_PRECISION_REDUCTION];
@@ -189,8 +200,9 @@ mod tests {
 
     #[test]
     fn determinism_and_compilation_follow_the_policy() {
-        let strict = Rules::of(&Policy::default());
-        let loose = Rules::of(&Policy { deterministic: false, allow_run_time_compiled: true, ..Policy::default() });
+        let strict = of_convolution(&Policy::default());
+        let loose =
+            of_convolution(&Policy { deterministic: false, allow_run_time_compiled: true, ..Policy::default() });
         let loud = notes(&[numerical::TENSOR_CORE, numerical::NONDETERMINISTIC]);
         assert_eq!(strict.admit(Element::Bf16, &loud), Err(Objection::Nondeterministic));
         assert_eq!(loose.admit(Element::Bf16, &loud), Ok(()));
@@ -200,8 +212,15 @@ mod tests {
     }
 
     #[test]
+    fn attention_is_always_compiled() {
+        let spec = attention::tests::spec(Element::Bf16, [1, 8, 8, 1, 1, 64], Form::Unified);
+        let rules = Rules::of(&Policy::default(), &(&spec).into());
+        assert_eq!(rules, Rules { allow_run_time_compiled: true, ..of_convolution(&Policy::default()) });
+    }
+
+    #[test]
     fn the_workspace_is_capped() {
-        let rules = Rules::of(&Policy { workspace_cap: 100, ..Policy::default() });
+        let rules = of_convolution(&Policy { workspace_cap: 100, ..Policy::default() });
         assert_eq!(rules.admit_workspace(100), Ok(()));
         assert_eq!(rules.admit_workspace(101), Err(Objection::Workspace));
     }

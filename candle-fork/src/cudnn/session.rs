@@ -3,10 +3,11 @@
 use std::{path::Path, rc::Rc, sync::Arc};
 
 use super::{
+    attention::Form,
     device::DeviceInfo,
     disk::DiskCache,
     errata,
-    graph::GraphSpec,
+    graph::Graph,
     handle::{self, Handle},
     library::{Library, library},
     memory::{Key, plans},
@@ -46,24 +47,25 @@ impl Session {
         Ok(Self { library, device, handle })
     }
 
-    /// A plan for `spec`: from memory, from disk, or built.
+    /// The operations that describe attention to this library.
+    pub(crate) fn attention_form(&self) -> Form {
+        Form::of(self.library.version())
+    }
+
+    /// A plan for `graph`: from memory, from disk, or built.
     ///
     /// `may_build` is asked before anything that must not happen while the stream is captured. `timer` measures plans
     /// where the policy wants a timed choice.
     pub(crate) fn plan(
         &self,
-        spec: &GraphSpec,
+        graph: impl Into<Graph>,
         policy: &Policy,
         may_build: impl FnOnce() -> bool,
         timer: &mut Timer<'_>,
     ) -> Result<Arc<Plan>, Refusal> {
-        let version = self.library.version();
-        if !policy.trust_version
-            && let Some(what) = errata::objection(spec, version)
-        {
-            return Err(Refusal::lasting(FallbackReason::Errata, format!("cudnn {version}: {what}")));
-        }
-        let key = Key { device: self.device.clone(), spec: *spec, rules: Rules::of(policy), choice: policy.choice };
+        let graph = graph.into();
+        self.admit(&graph, policy)?;
+        let key = Key { device: self.device.clone(), graph, rules: Rules::of(policy, &graph), choice: policy.choice };
         if let Some(entry) = plans().get(&key) {
             return entry.inspect(|_| count(|c| c.plan_cache_hits += 1));
         }
@@ -78,6 +80,29 @@ impl Session {
         entry
     }
 
+    /// Refuses what need not be asked of the library.
+    fn admit(&self, graph: &Graph, policy: &Policy) -> Result<(), Refusal> {
+        let (version, capability) = (self.library.version(), self.device.capability);
+        if let Graph::Attention(spec) = graph
+            && let Some(what) = spec.unsupported(version, capability)
+        {
+            return Err(Refusal::lasting(FallbackReason::Unsupported, format!("cudnn {version} has no {what}")));
+        }
+        if !policy.trust_version
+            && let Some(what) = errata::objection(graph, version, capability)
+        {
+            return Err(Refusal::lasting(FallbackReason::Errata, format!("cudnn {version}: {what}")));
+        }
+        if graph.is_compiled_at_run_time()
+            && let Err(attempts) = self.library.nvrtc()
+        {
+            let tried = attempts.last().map(|last| format!(" ({last})")).unwrap_or_default();
+            let text = format!("nvrtc, which compiles the kernels, could not be loaded{tried}");
+            return Err(Refusal::lasting(FallbackReason::Unavailable, text));
+        }
+        Ok(())
+    }
+
     fn load_or_build(&self, key: &Key, root: Option<&Path>, timer: &mut Timer<'_>) -> Result<Arc<Plan>, Refusal> {
         let site = Site::Handle(&self.handle);
         let opened = root.map(|root| DiskCache::open(root, self.library.version(), &self.device)).transpose();
@@ -85,11 +110,11 @@ impl Session {
             tracing::warn!(%error, "cudnn plans are not kept on disk");
             None
         });
-        let text = format!("{} {:?} {:?}", key.spec.key(), key.rules, key.choice);
+        let text = format!("{} {:?} {:?}", key.graph.key(), key.rules, key.choice);
         if let Some(disk) = &disk
             && let Some(json) = disk.load(&text)
         {
-            match Plan::load(self.library, &key.spec, site, &json) {
+            match Plan::load(self.library, key.graph, site, &json) {
                 Ok(plan) if key.rules.admit_workspace(plan.workspace()).is_ok() => {
                     count(|c| c.plans_loaded += 1);
                     return Ok(Arc::new(plan));
@@ -105,9 +130,9 @@ impl Session {
             PlanChoice::Heuristic => Choice::First,
             PlanChoice::Timed { max_plans, .. } => Choice::Timed { max_plans, timer },
         };
-        let plan = Plan::build(self.library, &key.spec, site, &key.rules, choice)?;
+        let plan = Plan::build(self.library, key.graph, site, &key.rules, choice)?;
         count(|c| c.plans_built += 1);
-        tracing::debug!(engine = %plan.engine(), workspace = plan.workspace(), spec = %key.spec.key(), "cudnn plan");
+        tracing::debug!(engine = %plan.engine(), workspace = plan.workspace(), graph = %key.graph.key(), "cudnn plan");
         if let Some(disk) = &disk {
             let stored = plan
                 .to_json()

@@ -2,6 +2,7 @@
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -75,3 +76,64 @@ EXPORT int cuGetProcAddress_v2(const char* name, void** function, int version, u
 EXPORT int cuGetProcAddress(const char* name, void** function, int version, uint64_t flags) {
     return cuGetProcAddress_v2(name, function, version, flags, 0);
 }
+
+// What kernels that are compiled at run time ask for before they are planned; nothing here links or runs them.
+#define NOTHING(name) \
+    EXPORT int name(void) { return 0; }
+NOTHING(cuCtxPushCurrent)
+NOTHING(cuKernelSetAttribute)
+NOTHING(cuLaunchCooperativeKernel)
+NOTHING(cuLaunchKernel)
+NOTHING(cuLaunchKernelEx)
+NOTHING(cuLibraryLoadFromFile)
+NOTHING(cuLibraryUnload)
+NOTHING(cuLinkAddData)
+NOTHING(cuLinkDestroy)
+
+// Where the compiler keeps its results; without one it keeps none.
+EXPORT int cuGetExportTable(const void** table, const void* id) {
+    (void)id;
+    *table = 0;
+    return not_supported();
+}
+
+EXPORT int cuLinkCreate(unsigned count, void* options, void** values, void** state) {
+    (void)count, (void)options, (void)values;
+    *state = (void*)0x6000;
+    return 0;
+}
+
+EXPORT int cuLinkComplete(void* state, void** image, size_t* size) {
+    static char nothing[64];
+    (void)state;
+    *image = nothing;
+    *size = sizeof(nothing);
+    return 0;
+}
+
+EXPORT int cuKernelGetAttribute(int* value, int attribute, void* kernel, int device) {
+    (void)attribute, (void)kernel, (void)device;
+    *value = 0;
+    return 0;
+}
+
+EXPORT int cuCtxGetLimit(size_t* value, int limit) {
+    (void)limit;
+    *value = 0;
+    return 0;
+}
+
+EXPORT int cuCtxPopCurrent(void** context) { return cuCtxGetCurrent(context); }
+
+EXPORT int cuStreamGetCtx(void* stream, void** context) {
+    (void)stream;
+    return cuCtxGetCurrent(context);
+}
+
+EXPORT int cuGetErrorName(int error, const char** text) {
+    (void)error;
+    *text = "no error";
+    return 0;
+}
+
+EXPORT int cuGetErrorString(int error, const char** text) { return cuGetErrorName(error, text); }

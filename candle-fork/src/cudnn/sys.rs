@@ -53,6 +53,7 @@ pub(super) mod kind {
     pub(in crate::cudnn) const NUMERICAL_NOTE: i32 = 11;
     pub(in crate::cudnn) const POINTWISE_MODE: i32 = 14;
     pub(in crate::cudnn) const BACKEND_DESCRIPTOR: i32 = 15;
+    pub(in crate::cudnn) const REDUCTION_OPERATOR_TYPE: i32 = 18;
     pub(in crate::cudnn) const BEHAVIOR_NOTE: i32 = 19;
     pub(in crate::cudnn) const CHAR: i32 = 24;
 }
@@ -77,8 +78,13 @@ pub(super) mod descriptor {
     pub(in crate::cudnn) const OPERATION_GRAPH: i32 = 15;
     pub(in crate::cudnn) const VARIANT_PACK: i32 = 16;
     pub(in crate::cudnn) const TENSOR: i32 = 17;
+    pub(in crate::cudnn) const MATMUL: i32 = 18;
+    pub(in crate::cudnn) const OPERATION_MATMUL: i32 = 19;
+    pub(in crate::cudnn) const REDUCTION: i32 = 21;
+    pub(in crate::cudnn) const OPERATION_REDUCTION: i32 = 22;
     #[cfg(test)]
     pub(in crate::cudnn) const DEVICE_PROPERTIES: i32 = 38;
+    pub(in crate::cudnn) const OPERATION_SDPA_FORWARD: i32 = 41;
 }
 
 /// `cudnnBackendAttributeName_t`.
@@ -123,17 +129,47 @@ pub(super) mod attribute {
     pub(in crate::cudnn) const TENSOR_STRIDES: i32 = 903;
     pub(in crate::cudnn) const TENSOR_UNIQUE_ID: i32 = 906;
     pub(in crate::cudnn) const TENSOR_IS_VIRTUAL: i32 = 907;
+    pub(in crate::cudnn) const TENSOR_IS_BY_VALUE: i32 = 908;
     pub(in crate::cudnn) const PACK_UNIQUE_IDS: i32 = 1000;
     pub(in crate::cudnn) const PACK_DATA_POINTERS: i32 = 1001;
     pub(in crate::cudnn) const PACK_WORKSPACE: i32 = 1003;
     pub(in crate::cudnn) const ENGINE_NUMERICAL_NOTE: i32 = 1303;
     pub(in crate::cudnn) const ENGINE_BEHAVIOR_NOTE: i32 = 1305;
+    pub(in crate::cudnn) const MATMUL_COMPUTE_TYPE: i32 = 1500;
+    pub(in crate::cudnn) const MATMUL_A: i32 = 1520;
+    pub(in crate::cudnn) const MATMUL_B: i32 = 1521;
+    pub(in crate::cudnn) const MATMUL_C: i32 = 1522;
+    pub(in crate::cudnn) const MATMUL_DESCRIPTOR: i32 = 1523;
+    pub(in crate::cudnn) const REDUCTION_OPERATOR: i32 = 1600;
+    pub(in crate::cudnn) const REDUCTION_COMPUTE_TYPE: i32 = 1601;
+    pub(in crate::cudnn) const REDUCTION_X: i32 = 1610;
+    pub(in crate::cudnn) const REDUCTION_Y: i32 = 1611;
+    pub(in crate::cudnn) const REDUCTION_DESCRIPTOR: i32 = 1612;
     #[cfg(test)]
     pub(in crate::cudnn) const DEVICE_PROPERTIES_JSON: i32 = 2702;
+    pub(in crate::cudnn) const SDPA_FORWARD_Q: i32 = 2800;
+    pub(in crate::cudnn) const SDPA_FORWARD_K: i32 = 2801;
+    pub(in crate::cudnn) const SDPA_FORWARD_V: i32 = 2802;
+    pub(in crate::cudnn) const SDPA_FORWARD_O: i32 = 2803;
+    pub(in crate::cudnn) const SDPA_FORWARD_SCALE: i32 = 2805;
 }
 
 /// `cudnnPointwiseMode_t`.
-pub(super) const POINTWISE_ADD: i32 = 0;
+pub(super) mod pointwise {
+    pub(in crate::cudnn) const ADD: i32 = 0;
+    pub(in crate::cudnn) const MUL: i32 = 1;
+    pub(in crate::cudnn) const DIV: i32 = 6;
+    pub(in crate::cudnn) const SUB: i32 = 9;
+    pub(in crate::cudnn) const EXP: i32 = 13;
+    pub(in crate::cudnn) const LOG: i32 = 15;
+}
+
+/// `cudnnReduceTensorOp_t`.
+pub(super) mod reduction {
+    pub(in crate::cudnn) const ADD: i32 = 0;
+    pub(in crate::cudnn) const MAX: i32 = 3;
+}
+
 /// `cudnnConvolutionMode_t`: no flip of the filter.
 pub(super) const CROSS_CORRELATION: i32 = 1;
 

@@ -22,9 +22,18 @@ enum Elements<'a> {
     F32Bytes(&'a [u8]),
     F16Bytes(&'a [u8]),
     Bf16Bytes(&'a [u8]),
+    Wide(&'a dyn WideRows),
 }
 
-/// A read-only matrix of f32, f16 or bf16 in memory owned by somebody else.
+/// A matrix that decodes its rows.
+pub(crate) trait WideRows: std::fmt::Debug + Sync {
+    /// How many.
+    fn rows(&self) -> usize;
+    /// Writes columns `k` of row `row`.
+    fn widen(&self, row: usize, k: Range<usize>, dst: &mut [f32]);
+}
+
+/// A read-only matrix in memory owned by somebody else.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Matrix<'a> {
     elements: Elements<'a>,
@@ -75,6 +84,11 @@ impl<'a> Matrix<'a> {
         Ok(Self { elements, start: 0, rows, row_stride: cols, col_stride: 1 })
     }
 
+    /// A matrix that decodes its rows itself.
+    pub(crate) fn of_rows(rows: &'a dyn WideRows) -> Self {
+        Self { elements: Elements::Wide(rows), start: 0, rows: rows.rows(), row_stride: 0, col_stride: 0 }
+    }
+
     /// Columns `k` of row `row` as f32.
     #[inline(always)]
     fn widen(&self, row: usize, k: Range<usize>, dst: &mut [f32]) {
@@ -87,6 +101,7 @@ impl<'a> Matrix<'a> {
             Elements::F32Bytes(data) => f32::widen_bytes(&data[4 * start..][..4 * dst.len()], dst),
             Elements::F16Bytes(data) => f16::widen_bytes(&data[2 * start..][..2 * dst.len()], dst),
             Elements::Bf16Bytes(data) => bf16::widen_bytes(&data[2 * start..][..2 * dst.len()], dst),
+            Elements::Wide(rows) => rows.widen(row, k, dst),
         }
     }
 }

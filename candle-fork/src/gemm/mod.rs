@@ -23,7 +23,7 @@ mod source;
 
 pub(crate) use buffer::AlignedBuffer;
 pub(crate) use kernel::{Block, KC, panel_width};
-pub(crate) use matrix::{Matrix, Stack, gather, unsupported, zeros};
+pub(crate) use matrix::{Matrix, Stack, WideRows, gather, unsupported, zeros};
 pub(crate) use parallel::{direct, for_each, transposed, work};
 pub(crate) use rows::{FEW, few};
 pub(crate) use serial::{Output, PackedCols, Scratch, Strided, serial};

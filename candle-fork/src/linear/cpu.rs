@@ -6,8 +6,9 @@ use candle_core::{CpuStorage, DType, Shape, Storage, Tensor, op::BackpropOp};
 use half::{bf16, f16};
 use pulp::{Arch, Simd, WithSimd};
 
-use super::{LinearWeight, OP, Part};
+use super::{LinearWeight, OP, Part, Recipe};
 use crate::{
+    convrot::{self, Group},
     element::Element,
     error::{Error, Result, What},
     gemm::{ColSource, FEW, KC, Matrix, Stack, few, transposed, zeros},
@@ -15,15 +16,24 @@ use crate::{
 };
 
 /// See [`super::linear`], which has checked shapes, dtypes and the device of `x`.
-pub(super) fn linear(x: &Tensor, weight: &LinearWeight, bias: Option<&Tensor>) -> Result<Tensor> {
+pub(super) fn linear(x: &Tensor, weight: &LinearWeight, recipe: Recipe, bias: Option<&Tensor>) -> Result<Tensor> {
+    let rotation = match recipe {
+        Recipe::Rotated(group) => Some(group),
+        Recipe::Plain | Recipe::W8A8(_) => None,
+    };
     match x.dtype() {
-        DType::F16 => typed::<f16>(x, weight, bias),
-        DType::BF16 => typed::<bf16>(x, weight, bias),
-        _ => typed::<f32>(x, weight, bias),
+        DType::F16 => typed::<f16>(x, weight, rotation, bias),
+        DType::BF16 => typed::<bf16>(x, weight, rotation, bias),
+        _ => typed::<f32>(x, weight, rotation, bias),
     }
 }
 
-fn typed<T: Element>(x: &Tensor, weight: &LinearWeight, bias: Option<&Tensor>) -> Result<Tensor> {
+fn typed<T: Element>(
+    x: &Tensor,
+    weight: &LinearWeight,
+    rotation: Option<Group>,
+    bias: Option<&Tensor>,
+) -> Result<Tensor> {
     let (m, k) = (weight.out_features, weight.in_features);
     let mut dims = x.dims().to_vec();
     if let Some(last) = dims.last_mut() {
@@ -42,23 +52,37 @@ fn typed<T: Element>(x: &Tensor, weight: &LinearWeight, bias: Option<&Tensor>) -
         .iter()
         .map(|part| match part {
             Part::Tensor(t) => Some(t.storage_and_layout()),
-            Part::Host(_) => None,
+            Part::Host(_) | Part::Quant { .. } => None,
         })
         .collect();
-    let matrices = weight.parts.iter().zip(&guards).map(|(part, guard)| match (part, guard) {
-        (Part::Host(host), _) => Matrix::of_host(OP, host),
-        (Part::Tensor(_), Some((storage, layout))) => match &**storage {
-            Storage::Cpu(storage) => Matrix::of_storage(OP, storage, layout),
-            _ => Err(Error::Argument { op: OP, what: "x is on the CPU, the weight is not".into() }),
-        },
-        (Part::Tensor(_), None) => Err(Error::Argument { op: OP, what: "weight without storage".into() }),
+    let decoders = weight.parts.iter().map(|part| match part {
+        Part::Quant { weight, .. } => weight.wide_rows().map(Some),
+        Part::Tensor(_) | Part::Host(_) => Ok(None),
     });
+    let decoders = decoders.collect::<Result<Vec<_>>>()?;
+    let matrices =
+        weight.parts.iter().zip(&guards).zip(&decoders).map(|((part, guard), decoder)| match (part, guard, decoder) {
+            (_, _, Some(decoder)) => Ok(Matrix::of_rows(&**decoder)),
+            (Part::Host(host), ..) => Matrix::of_host(OP, host),
+            (_, Some((storage, layout)), _) => match &**storage {
+                Storage::Cpu(storage) => Matrix::of_storage(OP, storage, layout),
+                _ => Err(Error::Argument { op: OP, what: "x is on the CPU, the weight is not".into() }),
+            },
+            (_, None, None) => Err(Error::Argument { op: OP, what: "weight without storage".into() }),
+        });
     let stack = Stack::new(matrices.collect::<Result<_>>()?);
 
     let mut out = zeros(OP, len)?;
-    if n <= FEW {
-        let x = to_f32_vec(x)?;
-        few((m, n, k), &stack, &x, bias.as_deref(), &mut out);
+    if n <= FEW || rotation.is_some() {
+        let mut x = to_f32_vec(x)?;
+        if let Some(group) = rotation {
+            convrot::cpu::rotate(&mut x, k, group);
+        }
+        if n <= FEW {
+            few((m, n, k), &stack, &x, bias.as_deref(), &mut out);
+        } else {
+            transposed((m, n, k), &stack, &Tokens { rows: &x, k }, bias.as_deref(), &mut out);
+        }
     } else {
         let x = x.contiguous().what("linear: x")?;
         let (storage, layout) = x.storage_and_layout();

@@ -4,12 +4,13 @@
 use candle_core::Tensor;
 
 use crate::{
-    conv::{ConvParams, conv_nd},
+    conv::{ConvParams, ParityFilters, conv_nd, upsample_conv2d},
     error::Result,
     linear::{LinearWeight, linear},
 };
 
-/// A linear map with an optional bias: [`linear()`] with its parameters.
+/// A linear map with an optional bias: [`linear()`] with its parameters, whose weight may be quantised
+/// ([`LinearWeight::from_quant`]).
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -108,3 +109,38 @@ pub type Conv1d = Conv<1>;
 pub type Conv2d = Conv<2>;
 /// A convolution over three axes.
 pub type Conv3d = Conv<3>;
+
+/// Nearest doubling and a 3 x 3 convolution with one zero around: [`upsample_conv2d`] with its parameters.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_fork::nn::UpsampleConv2d;
+///
+/// let layer = UpsampleConv2d::new(&Tensor::zeros((8, 4, 3, 3), DType::F32, &Device::Cpu)?, None)?;
+/// let y = layer.forward(&Tensor::zeros((1, 4, 5, 6), DType::F32, &Device::Cpu)?)?;
+/// assert_eq!(y.dims(), [1, 8, 10, 12]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct UpsampleConv2d {
+    filters: ParityFilters,
+    bias: Option<Tensor>,
+}
+
+impl UpsampleConv2d {
+    /// From weight `[K, C, 3, 3]` and bias `[K]`, which is checked by the call.
+    ///
+    /// # Errors
+    /// Those of [`ParityFilters::new`].
+    pub fn new(weight: &Tensor, bias: Option<Tensor>) -> Result<Self> {
+        Ok(Self { filters: ParityFilters::new(weight)?, bias })
+    }
+
+    /// x `[N, C, H, W]` to `[N, K, 2 H, 2 W]` in x's dtype.
+    ///
+    /// # Errors
+    /// Those of [`upsample_conv2d`].
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        upsample_conv2d(x, &self.filters, self.bias.as_ref())
+    }
+}

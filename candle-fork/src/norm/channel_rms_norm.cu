@@ -2,13 +2,15 @@
 //
 //     y[n, p] = past[n, p]                                                          for p < lead
 //     y[n, lead + p] = silu(x[n, p] / max(|x[n, p]|, 1e-12) * sqrt(C) * gamma)      for p < extent
+//     tail[n, p - (extent - kept)] = y[n, lead + p]                                 for the last `kept` p
 //
 // Reference: Wan-Video/Wan2.1, wan/modules/vae.py, RMS_norm; channels.rs is the same on the CPU.
 //
 // channel_rms_norm_last_K_*: channels-last, x [N, extent, C], past [N, lead, C], y [N, lead + extent, C], packed,
 //     16-byte aligned, C a multiple of 16 bytes and at most K * lanes of them. A row of C channels belongs to `lanes`
 //     neighbouring lanes of a warp, a power of two; each holds K vectors of 16 bytes of it in registers between the sum
-//     and the scaling. Memory is read once and written once.
+//     and the scaling. Memory is read once and written once; only these kernels write a
+//     tail.
 // channel_rms_norm_last_any_*: the same for every C and alignment: a warp per row, which is read twice.
 // channel_rms_norm_first_*: channels-first, x [N, C, extent], past [N, C, lead], y [N, C, lead + extent], packed. A
 //     block takes 32 positions of all channels and reads them twice, the second time from its cache: 32 C elements.
@@ -27,10 +29,12 @@ struct Params {
     const void* x;
     const void* gamma;
     void* out;
+    void* tail; // [N, kept, C], used if kept > 0
     uint64_t images;
     // Positions of past and of x in one image.
     uint64_t lead;
     uint64_t extent;
+    uint64_t kept;
     uint64_t channels;
     uint32_t norm_blocks;
     uint32_t lanes;
@@ -93,7 +97,10 @@ template <typename T, int K> __device__ __forceinline__ void channels_last(const
     for (uint64_t n = blockIdx.y; n < p.images; n += gridDim.y) {
         const T* from = static_cast<const T*>(p.x) + (n * p.extent + first) * p.channels + lane * N;
         T* to = static_cast<T*>(p.out) + n * image_out + (p.lead + first) * p.channels + lane * N;
-        for (uint32_t i = 0; i < warp_rows; ++i, from += step * p.channels, to += step * p.channels) {
+        // Where the row would lie in the tail, which begins at row `extent - kept`.
+        int64_t tail_row = static_cast<int64_t>(first) - static_cast<int64_t>(p.extent - p.kept);
+        for (uint32_t i = 0; i < warp_rows;
+             ++i, from += step * p.channels, to += step * p.channels, tail_row += static_cast<int64_t>(step)) {
             Vec<T, N> row[K] = {};
 #pragma unroll
             for (int k = 0; k < K; ++k) {
@@ -121,7 +128,12 @@ template <typename T, int K> __device__ __forceinline__ void channels_last(const
 #pragma unroll
                     for (int j = 0; j < N; ++j) values[j] = silu<T>(values[j]);
                 }
-                store_vec(to + k * p.lanes * N, narrow_all<T>(values));
+                const Vec<T, N> result = narrow_all<T>(values);
+                store_vec(to + k * p.lanes * N, result);
+                if (tail_row >= 0) {
+                    T* tail = static_cast<T*>(p.tail) + (n * p.kept + tail_row) * p.channels;
+                    store_vec(tail + (k * p.lanes + lane) * N, result);
+                }
             }
         }
     }

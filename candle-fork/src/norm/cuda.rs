@@ -7,7 +7,7 @@ mod rows;
 pub(super) use self::{
     channels::channel_rms_norm,
     groups::group_norm,
-    rows::{layer_norm, layer_norm_modulate, rms_norm},
+    rows::{gate_residual_modulate, layer_norm, layer_norm_modulate, rms_norm},
 };
 
 /// Threads of a block, as in the kernels.

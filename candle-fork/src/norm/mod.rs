@@ -3,9 +3,10 @@
 use candle_core::Tensor;
 
 use crate::{
-    activation::Activation,
+    activation::{Activation, gate_residual},
     element::with_element,
     error::{Error, Result, What},
+    frames::tail_frames,
     operand::{check, check_dtype, check_shape, on_cpu, shape_error, to_f32_vec},
 };
 
@@ -14,7 +15,7 @@ mod channels;
 mod cuda;
 mod device;
 mod groups;
-mod moments;
+pub(crate) mod moments;
 #[cfg(any(feature = "cuda", test))]
 mod plan;
 pub mod reference;
@@ -244,6 +245,57 @@ pub fn layer_norm_modulate(x: &Tensor, shift: &Tensor, scale: &Tensor, eps: f64)
     with_element!(OP, "x", x.dtype(), T => rows::layer_norm::<T>(x, n, &affine, eps))
 }
 
+/// The end of a residual branch and the beginning of the next in one pass: [`gate_residual`], then
+/// [`layer_norm_modulate`] of its result. Gives both results, with the bits of the two ops.
+///
+/// **Shapes**: x and y `[B, S, H]` with any strides (no copy while the last axis is packed), gate, shift and scale `[B, H]`;
+/// results `[B, S, H]`, contiguous.
+/// **Dtypes**: x and y f32, f16 or bf16, the same; the others any of these.
+/// **Formula**: `x' = x + gate * y`, rounded; `(1 + scale) * (x' - mean(x')) / sqrt(variance(x') + eps) + shift`.
+/// **Numerics**, **Policy**: as the two ops.
+///
+/// # Errors
+/// Those of the two ops.
+///
+/// # Example
+/// ```
+/// use candle_core::{Device, Tensor};
+/// let x = Tensor::new(&[[[0f32, 1.0]]], &Device::Cpu)?;
+/// let y = Tensor::new(&[[[1f32, 2.0]]], &Device::Cpu)?;
+/// let (gate, zero) = (Tensor::new(&[[1f32, 1.0]], &Device::Cpu)?, Tensor::new(&[[0f32, 0.0]], &Device::Cpu)?);
+/// let (sum, normed) = candle_fork::gate_residual_modulate(&x, &gate, &y, &zero, &zero, 0.0)?;
+/// assert_eq!(sum.to_vec3::<f32>()?, [[[1.0, 3.0]]]);
+/// assert_eq!(normed.to_vec3::<f32>()?, [[[-1.0, 1.0]]]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn gate_residual_modulate(
+    x: &Tensor,
+    gate: &Tensor,
+    y: &Tensor,
+    shift: &Tensor,
+    scale: &Tensor,
+    eps: f64,
+) -> Result<(Tensor, Tensor)> {
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        const OP: &str = "gate_residual_modulate";
+        check(OP, &[("x", x), ("gate", gate), ("y", y), ("shift", shift), ("scale", scale)])?;
+        check_dtype(OP, "y", y, x)?;
+        let &[batch, _, n] = x.dims() else {
+            return Err(shape_error(OP, "x", x, "[B, S, H]"));
+        };
+        check_shape(OP, "y", y, x.dims())?;
+        for (name, operand) in [("gate", gate), ("shift", shift), ("scale", scale)] {
+            check_shape(OP, name, operand, &[batch, n])?;
+        }
+        check_eps(OP, eps)?;
+        return cuda::gate_residual_modulate(x, gate, y, shift, scale, eps);
+    }
+    let sum = gate_residual(x, gate, y)?;
+    let normed = layer_norm_modulate(&sum, shift, scale, eps)?;
+    Ok((sum, normed))
+}
+
 /// RMS norm over the channels of each position, with an activation, rounded once.
 ///
 /// [`channel_rms_norm_after`] without a past; see there for everything else.
@@ -307,6 +359,47 @@ pub fn channel_rms_norm_after(
     gamma: &Tensor,
     activation: Activation,
 ) -> Result<Tensor> {
+    channel_rms_norm_keeping(past, x, gamma, activation, 0).map(|(y, _)| y)
+}
+
+/// [`channel_rms_norm_after`] with a copy of the last frames of its result, which a causal layer remembers: `tail` is
+/// [`frames::tail_frames`](crate::frames::tail_frames)`(y, keep)`. On CUDA the norm writes channels-last frames of x to both.
+///
+/// # Errors
+/// As [`channel_rms_norm_after`]; [`Error::Shape`] if x is not `[N, C, T, H, W]`.
+///
+/// # Example
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_fork::{Activation, norm::channel_rms_norm_with_tail};
+/// let x = Tensor::new(&[2f32, -5.0], &Device::Cpu)?.reshape((1, 1, 2, 1, 1))?;
+/// let gamma = Tensor::ones(1, DType::F32, &Device::Cpu)?;
+/// let (y, tail) = channel_rms_norm_with_tail(None, &x, &gamma, Activation::None, 1)?;
+/// assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, [1.0, -1.0]);
+/// assert_eq!(tail.flatten_all()?.to_vec1::<f32>()?, [-1.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn channel_rms_norm_with_tail(
+    past: Option<&Tensor>,
+    x: &Tensor,
+    gamma: &Tensor,
+    activation: Activation,
+    keep: usize,
+) -> Result<(Tensor, Tensor)> {
+    let (y, tail) = channel_rms_norm_keeping(past, x, gamma, activation, keep)?;
+    let tail = tail.map_or_else(|| tail_frames(&y, keep), Ok)?;
+    Ok((y, tail))
+}
+
+/// The norm, and its last frames where that costs nothing.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only a device keeps frames"))]
+fn channel_rms_norm_keeping(
+    past: Option<&Tensor>,
+    x: &Tensor,
+    gamma: &Tensor,
+    activation: Activation,
+    keep: usize,
+) -> Result<(Tensor, Option<Tensor>)> {
     const OP: &str = "channel_rms_norm";
     check(OP, &[("x", x), ("gamma", gamma)])?;
     let &[_, channels, frames, ref inner @ ..] = x.dims() else {
@@ -327,10 +420,10 @@ pub fn channel_rms_norm_after(
     }
     #[cfg(feature = "cuda")]
     if x.device().is_cuda() {
-        return cuda::channel_rms_norm(past, x, gamma, &dims, activation);
+        return cuda::channel_rms_norm(past, x, gamma, &dims, activation, keep);
     }
     if !on_cpu(x) {
-        return device::channel_rms_norm(past, x, gamma, activation).what(OP);
+        return device::channel_rms_norm(past, x, gamma, activation).what(OP).map(|y| (y, None));
     }
     let inner: usize = inner.iter().product();
     let problem = channels::Problem {
@@ -339,5 +432,6 @@ pub fn channel_rms_norm_after(
         weight: to_f32_vec(gamma)?,
         activation,
     };
-    with_element!(OP, "x", x.dtype(), T => channels::channel_rms_norm::<T>(past, x, dims, &problem))
+    let y = with_element!(OP, "x", x.dtype(), T => channels::channel_rms_norm::<T>(past, x, dims, &problem))?;
+    Ok((y, None))
 }

@@ -44,7 +44,7 @@ impl Moments {
 
 /// Sum of squares.
 #[inline(always)]
-pub(super) fn sum_of_squares<T: Element>(x: &[T]) -> f64 {
+pub(crate) fn sum_of_squares<T: Element>(x: &[T]) -> f64 {
     sum(x, 0.0, true)
 }
 

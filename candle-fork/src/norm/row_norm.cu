@@ -3,9 +3,11 @@
 //     rms_norm:    y[r, i] = x[r, i] / sqrt(mean(x[r]^2) + eps) * scale[i]
 //     layer_norm:  y[r, i] = (x[r, i] - mean(x[r])) / sqrt(variance(x[r]) + eps) * (one + scale[b, i]) + shift[b, i]
 //
+//     gated_norm:  sum[r, i] = x[r, i] + gate[b, i] * y[r, i], rounded, and layer_norm of it
+//
 // with b = r / rows_per_batch. References: rows.rs is the same on the CPU; black-forest-labs/flux2: src/flux2/model.py.
 //
-// x: rows of `width` packed elements that lie as their row layout says; y packed.
+// x (and y): rows of `width` packed elements that lie as their row layout says; results packed.
 // A row belongs to `lanes` threads: a power of two up to 32, or the whole block.
 // *_K_*: each thread holds K vectors of 16 bytes in registers, so memory is read once; rows are 16-byte aligned and
 //     `width` is a multiple of 16 bytes, at most K * lanes of them.
@@ -26,7 +28,12 @@ struct Params {
     const void* scale;
     const void* shift;
     void* out;
+    // Only for gated_norm.
+    const void* y;
+    const void* gate;
+    void* sum;
     RowLayout x_rows;
+    RowLayout y_rows;
     uint64_t rows;
     uint64_t width;
     uint64_t rows_per_batch;
@@ -36,7 +43,11 @@ struct Params {
     uint32_t shift_type;
     // Added to the scale: 0, or 1 where a scale is what differs from 1.
     float one;
+    uint32_t gate_type;
+    uint32_t unused;
 };
+
+static_assert(sizeof(Params) == 160, "as in cuda/rows.rs");
 
 constexpr int THREADS = 256;
 
@@ -91,7 +102,18 @@ __device__ __forceinline__ float normal(float x, const Statistics& s) {
     return x * s.inverse;
 }
 
-template <typename T, bool CENTERED, int K> __device__ __forceinline__ void held(const Params& p) {
+// x + gate * y of N elements, rounded.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> gated(const Vec<T, N>& x, const Vec<T, N>& y, const float (&gate)[N]) {
+    float a[N], b[N];
+    widen_all(x, a);
+    widen_all(y, b);
+#pragma unroll
+    for (int i = 0; i < N; ++i) a[i] = fmaf(gate[i], b[i], a[i]);
+    return narrow_all<T>(a);
+}
+
+template <typename T, bool CENTERED, bool GATED, int K> __device__ __forceinline__ void held(const Params& p) {
     constexpr int N = PACK<T>;
     const T* x = static_cast<const T*>(p.x);
     T* out = static_cast<T*>(p.out);
@@ -125,6 +147,24 @@ template <typename T, bool CENTERED, int K> __device__ __forceinline__ void held
             holds[k] = inside && vector < vectors;
             if (holds[k]) vectors_held[k] = load_vec<T, N>(from + vector * N);
         }
+        const uint64_t batch = CENTERED && inside ? quotient(row, p.rows_per_batch) * p.width : 0;
+        if constexpr (GATED) {
+            const T* other = static_cast<const T*>(p.y) + (inside ? p.y_rows.start(row) : 0);
+            Vec<T, N> others[K];
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                if (holds[k]) others[k] = load_vec<T, N>(other + (k * p.lanes + lane) * N);
+            }
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                if (!holds[k]) continue;
+                const uint64_t start = (k * p.lanes + lane) * N;
+                float gate[N];
+                load_run_as_float<N>(p.gate, p.gate_type, batch + start, gate);
+                vectors_held[k] = gated<T, N>(vectors_held[k], others[k], gate);
+                store_vec(static_cast<T*>(p.sum) + row * p.width + start, vectors_held[k]);
+            }
+        }
         const auto each = [&](auto f) {
 #pragma unroll
             for (int k = 0; k < K; ++k) {
@@ -136,42 +176,54 @@ template <typename T, bool CENTERED, int K> __device__ __forceinline__ void held
             }
         };
         const Statistics s = statistics<CENTERED>(each, p, shared);
-        const uint64_t batch = CENTERED ? row / p.rows_per_batch * p.width : 0;
 #pragma unroll
         for (int k = 0; k < K; ++k) {
             if (!holds[k]) continue;
             const uint64_t start = (k * p.lanes + lane) * N;
             float values[N];
             widen_all(vectors_held[k], values);
+            if constexpr (CENTERED) {
+                float scale[N] = {}, shift[N] = {};
+                if (p.scale) load_run_as_float<N>(p.scale, p.scale_type, batch + start, scale);
+                if (p.shift) load_run_as_float<N>(p.shift, p.shift_type, batch + start, shift);
 #pragma unroll
-            for (int i = 0; i < N; ++i) {
-                const float y = normal<CENTERED>(values[i], s);
-                if constexpr (CENTERED) {
-                    const uint64_t at = batch + start + i;
-                    values[i] = y * scale_at(p, at) + shift_at(p, at);
-                } else {
-                    values[i] = y * weight[k][i];
+                for (int i = 0; i < N; ++i) {
+                    values[i] = fmaf(normal<CENTERED>(values[i], s), p.one + scale[i], shift[i]);
                 }
+            } else {
+#pragma unroll
+                for (int i = 0; i < N; ++i) values[i] = normal<CENTERED>(values[i], s) * weight[k][i];
             }
             store_vec(out + row * p.width + start, narrow_all<T>(values));
         }
     }
 }
 
-template <typename T, bool CENTERED> __device__ __forceinline__ void any(const Params& p) {
+template <typename T, bool CENTERED, bool GATED> __device__ __forceinline__ void any(const Params& p) {
     const T* x = static_cast<const T*>(p.x);
     T* out = static_cast<T*>(p.out);
     __shared__ double shared[THREADS / WARP];
     for (uint64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
         const T* from = x + p.x_rows.start(row);
+        const uint64_t batch = CENTERED ? quotient(row, p.rows_per_batch) * p.width : 0;
+        if constexpr (GATED) {
+            // Each thread reads afterwards what it writes here.
+            const T* other = static_cast<const T*>(p.y) + p.y_rows.start(row);
+            T* sum = static_cast<T*>(p.sum) + row * p.width;
+            for (uint64_t i = threadIdx.x; i < p.width; i += THREADS) {
+                float gate[1];
+                load_run_as_float<1>(p.gate, p.gate_type, batch + i, gate);
+                store_vec(sum + i, gated<T, 1>(load_vec<T, 1>(from + i), load_vec<T, 1>(other + i), gate));
+            }
+            from = sum;
+        }
         const auto each = [&](auto f) {
             for (uint64_t i = threadIdx.x; i < p.width; i += THREADS) f(widen(from[i]));
         };
         const Statistics s = statistics<CENTERED>(each, p, shared);
-        const uint64_t batch = CENTERED ? row / p.rows_per_batch * p.width : 0;
         for (uint64_t i = threadIdx.x; i < p.width; i += THREADS) {
-            const float y = normal<CENTERED>(widen(from[i]), s) * scale_at(p, batch + i);
-            out[row * p.width + i] = narrow<T>(CENTERED ? y + shift_at(p, batch + i) : y);
+            const float y = normal<CENTERED>(widen(from[i]), s), scale = scale_at(p, batch + i);
+            out[row * p.width + i] = narrow<T>(CENTERED ? fmaf(y, scale, shift_at(p, batch + i)) : y * scale);
         }
     }
 }
@@ -179,16 +231,17 @@ template <typename T, bool CENTERED> __device__ __forceinline__ void any(const P
 #define KERNEL(name, body)                                                                                             \
     extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ Params p) { body(p); }
 
-#define NORM(op, suffix, T, CENTERED)                                                                                  \
-    KERNEL(op##_1_##suffix, (held<T, CENTERED, 1>))                                                                    \
-    KERNEL(op##_2_##suffix, (held<T, CENTERED, 2>))                                                                    \
-    KERNEL(op##_3_##suffix, (held<T, CENTERED, 3>))                                                                    \
-    KERNEL(op##_4_##suffix, (held<T, CENTERED, 4>))                                                                    \
-    KERNEL(op##_5_##suffix, (held<T, CENTERED, 5>))                                                                    \
-    KERNEL(op##_any_##suffix, (any<T, CENTERED>))
+#define NORM(op, suffix, T, CENTERED, GATED)                                                                           \
+    KERNEL(op##_1_##suffix, (held<T, CENTERED, GATED, 1>))                                                             \
+    KERNEL(op##_2_##suffix, (held<T, CENTERED, GATED, 2>))                                                             \
+    KERNEL(op##_3_##suffix, (held<T, CENTERED, GATED, 3>))                                                             \
+    KERNEL(op##_4_##suffix, (held<T, CENTERED, GATED, 4>))                                                             \
+    KERNEL(op##_5_##suffix, (held<T, CENTERED, GATED, 5>))                                                             \
+    KERNEL(op##_any_##suffix, (any<T, CENTERED, GATED>))
 
 #define KERNELS(suffix, T)                                                                                             \
-    NORM(rms_norm, suffix, T, false)                                                                                   \
-    NORM(layer_norm, suffix, T, true)
+    NORM(rms_norm, suffix, T, false, false)                                                                            \
+    NORM(layer_norm, suffix, T, true, false)                                                                           \
+    NORM(gated_norm, suffix, T, true, true)
 
 FOR_EACH_FLOAT(KERNELS)

@@ -2,7 +2,10 @@
 
 use candle_core::{DType, Tensor};
 
-use self::reference::Pairing;
+pub use self::{
+    normed::{HeadNorm, heads_of, norm_rope, qk_norm_rope},
+    reference::Pairing,
+};
 use crate::{
     element::with_element,
     error::{Error, Result, What},
@@ -13,6 +16,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
+mod normed;
 pub mod reference;
 #[cfg(test)]
 mod tests;

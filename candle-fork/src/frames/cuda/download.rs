@@ -2,7 +2,10 @@
 
 use candle_core::{
     Storage, Tensor,
-    cuda_backend::{CudaStorageSlice, WrapErr, cudarc::driver::PinnedHostSlice},
+    cuda_backend::{
+        CudaStorageSlice, WrapErr,
+        cudarc::driver::{CudaEvent, PinnedHostSlice},
+    },
 };
 
 use crate::{
@@ -18,6 +21,8 @@ pub(in crate::frames) struct Buffers {
     pixels: PinnedHostSlice<u8>,
     flags: PinnedHostSlice<u32>,
     flag_count: usize,
+    /// Behind the copies. The buffers' own events are recorded only where tensors are tracked by events.
+    done: CudaEvent,
 }
 
 impl Buffers {
@@ -36,7 +41,7 @@ impl Buffers {
                 let pixels = unsafe { context.alloc_pinned_with_flags(pixel_count.max(1), 0) }.w().what(OP)?;
                 // SAFETY: as above.
                 let flags = unsafe { context.alloc_pinned_with_flags(flag_count.max(1), 0) }.w().what(OP)?;
-                Self { pixels, flags, flag_count }
+                Self { pixels, flags, flag_count, done: context.new_event(None).w().what(OP)? }
             }
         };
         buffers.flag_count = flag_count;
@@ -51,14 +56,23 @@ impl Buffers {
         let Storage::Cuda(storage) = &*storage else { return Err(unexpected()) };
         let CudaStorageSlice::U32(words) = &storage.slice else { return Err(unexpected()) };
         stream.memcpy_dtoh(&words.slice(..flag_count), &mut buffers.flags).w().what(OP)?;
+        buffers.done.record(&stream).w().what(OP)?;
         Ok(buffers)
     }
 
     /// The first `count` bytes and whether no flag is set, once the copies are done.
     pub(in crate::frames) fn wait(&self, count: usize) -> Result<(Vec<u8>, bool)> {
+        self.done.synchronize().w().what(OP)?;
         let flags = self.flags.as_slice().w().what(OP)?;
         let finite = flags.iter().take(self.flag_count).all(|&flag| flag == 0);
         let pixels = self.pixels.as_slice().w().what(OP)?;
         Ok((pixels.get(..count).unwrap_or(pixels).to_vec(), finite))
+    }
+}
+
+impl Drop for Buffers {
+    fn drop(&mut self) {
+        // A device that failed writes nothing any more.
+        let _ = self.done.synchronize();
     }
 }

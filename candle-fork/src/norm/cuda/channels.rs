@@ -31,9 +31,11 @@ struct Params {
     x: Address,
     gamma: Address,
     out: Address,
+    tail: Address,
     images: u64,
     lead: u64,
     extent: u64,
+    kept: u64,
     channels: u64,
     norm_blocks: u32,
     lanes: u32,
@@ -44,14 +46,16 @@ struct Params {
 // SAFETY: `repr(C)`, integers only, no padding.
 unsafe impl DeviceRepr for Params {}
 
-/// The result has the shape `dims` and the memory order of x.
+/// The result has the shape `dims` and the memory order of x. With it come its last `keep` frames, if the kernel of this
+/// order and these channels writes them along.
 pub(in crate::norm) fn channel_rms_norm(
     past: Option<&Tensor>,
     x: &Tensor,
     gamma: &Tensor,
     dims: &[usize],
     activation: Activation,
-) -> Result<Tensor> {
+    keep: usize,
+) -> Result<(Tensor, Option<Tensor>)> {
     let device = device_of(OP, x)?;
     let order = memory_order(x);
     let x = Operand::new(OP, &in_order(x, order)?)?;
@@ -69,6 +73,10 @@ pub(in crate::norm) fn channel_rms_norm(
     } else {
         None
     };
+    // Frames of the past are not within reach of the kernel that writes the tail.
+    let keeps = order == MemoryOrder::ChannelsLast && share.is_some() && (1..=x.tensor().dims()[2]).contains(&keep);
+    let tail_dims = |keep| [&dims[..2], &[keep], &dims[3..]].concat();
+    let tail = if keeps { Some(Output::new(OP, device, dtype, tail_dims(keep).iter().product())?) } else { None };
     // Name, rows of a block, elements that the copy of past moves at once.
     let (kernel, rows, moved) = match (order, share) {
         (MemoryOrder::ChannelsLast, Some(share)) => {
@@ -86,9 +94,11 @@ pub(in crate::norm) fn channel_rms_norm(
             x: x.address(),
             gamma: gamma.address(),
             out: out.address(),
+            tail: tail.as_ref().map_or(0, Output::address),
             images: images as u64,
             lead: lead as u64,
             extent: extent as u64,
+            kept: tail.as_ref().map_or(0, |tail| (tail.len() / (images * channels).max(1)) as u64),
             channels: channels as u64,
             norm_blocks: norm_blocks as u32,
             lanes: share.map_or(0, |share| share.lanes),
@@ -102,11 +112,13 @@ pub(in crate::norm) fn channel_rms_norm(
         // extents that it names, and gamma has `channels` elements: the op has checked the shapes. `lanes` and the name
         // come from one share, made only for rows of whole vectors at aligned addresses. out is new memory, and the
         // blocks write all of it: norm_blocks the positions of x, the others, of which there are some unless lead is 0,
-        // those of past.
+        // those of past. tail is new memory too, of the last positions of x: norm_blocks write all of it.
         unsafe { kernel.launch(grid, &params)? };
     }
-    match order {
-        MemoryOrder::ChannelsLast => out.into_channels_last(OP, dims),
-        MemoryOrder::ChannelsFirst => out.into_tensor(OP, dims),
-    }
+    let y = match order {
+        MemoryOrder::ChannelsLast => out.into_channels_last(OP, dims)?,
+        MemoryOrder::ChannelsFirst => out.into_tensor(OP, dims)?,
+    };
+    let tail = tail.map(|tail| tail.into_channels_last(OP, &tail_dims(keep))).transpose()?;
+    Ok((y, tail))
 }

@@ -1,0 +1,27 @@
+//! Which of several paths a thread's ops took: proof for tests that a fast one ran, and not its fallback.
+
+use std::cell::Cell;
+
+/// A path that has another behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Path {
+    /// A matrix product through cuBLASLt.
+    LtProduct,
+    /// A convolution by the implicit product.
+    ImplicitProduct,
+}
+
+thread_local! {
+    static TAKEN: [Cell<u64>; 2] = const { [const { Cell::new(0) }; 2] };
+}
+
+/// Counts a path, once its work has been enqueued.
+pub(crate) fn count(path: Path) {
+    TAKEN.with(|taken| taken[path as usize].set(taken[path as usize].get() + 1));
+}
+
+/// How often this thread took a path.
+pub fn taken(path: Path) -> u64 {
+    TAKEN.with(|taken| taken[path as usize].get())
+}
