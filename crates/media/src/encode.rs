@@ -59,6 +59,8 @@ fn encode_png(picture: &Rgb8, (width, height): (u32, u32), text: &[(String, Stri
     let mut encoder = png::Encoder::new(&mut bytes, width, height);
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
+    // A picture may be computed in less time than the smallest file takes to find.
+    encoder.set_compression(png::Compression::Fast);
     for (keyword, text) in text {
         check_keyword(keyword)?;
         encoder.add_itxt_chunk(keyword.clone(), without_nul(text).into_owned()).map_err(failed)?;

@@ -1,24 +1,28 @@
 //! What shaped the bytes of a run.
 
 use candle_core::{DType, Device};
-use candle_fork::diagnosis;
+use candle_fork::{cudnn_policy::Counters, diagnosis};
 use serde::{Deserialize, Serialize};
 
 use crate::{AttentionPolicy, ConvPolicy};
 
 /// What shaped the bytes of a result, apart from the model's own inputs (prompt, seed, sizes). Two runs with equal
-/// identities and inputs give the same bytes.
+/// identities and inputs give the same bytes, as far as the hash knows the weights; where cuDNN computes, if it has chosen
+/// the same plans, which it does when they are not timed
+/// ([`PlanChoice::Heuristic`](candle_fork::cudnn_policy::PlanChoice::Heuristic)).
 ///
 /// Backends that are at their default are left out when it is written, so a record made before a backend existed stays
 /// what it is:
 ///
 /// ```
 /// use candle_core::{DType, Device};
-/// use policy::{AttentionPolicy, ConvPolicy, ExecutionIdentity};
+/// use candle_fork::cudnn_policy::take_counters;
+/// use policy::ExecutionIdentity;
 ///
-/// let identity = ExecutionIdentity::resolve(ConvPolicy::CudnnAuto, AttentionPolicy::Math, &Device::Cpu, DType::F32);
+/// take_counters();
+/// // Here a model runs, on this thread.
+/// let identity = ExecutionIdentity::executed(&take_counters(), &Device::Cpu, DType::F32);
 /// let text = serde_json::to_string(&identity.with_weights("9f86d081"))?;
-/// // On the CPU there is no cuDNN to be used.
 /// let version = env!("CARGO_PKG_VERSION");
 /// assert_eq!(text, format!(r#"{{"version":"{version}","device":"cpu","dtype":"f32","weights":"9f86d081"}}"#));
 /// # Ok::<(), serde_json::Error>(())
@@ -38,7 +42,7 @@ pub struct ExecutionIdentity {
     /// Convolution backend: `cudnn`. Absent for the default, im2col.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conv: Option<String>,
-    /// Version of cuDNN. Absent if no backend uses it.
+    /// Version of cuDNN. Absent if it has computed nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cudnn: Option<String>,
     /// Attention backend: `fused`. Absent for the default, products and a softmax.
@@ -47,27 +51,19 @@ pub struct ExecutionIdentity {
 }
 
 impl ExecutionIdentity {
-    /// What the policies come to on `device`: a policy that wants cuDNN where there is none comes to im2col, and fused
-    /// attention to products and a softmax as long as no device has a fused kernel. Looks for cuDNN if a policy wants it.
+    /// What a run on `device` with results of `dtype` has come to. `counters` are those of its thread for the time of the
+    /// run: a backend that a policy wanted is recorded if it has computed anything.
     #[must_use]
-    pub fn resolve(conv: ConvPolicy, attention: AttentionPolicy, device: &Device, dtype: DType) -> Self {
-        let cudnn = match conv {
-            ConvPolicy::Im2col => None,
-            ConvPolicy::CudnnAuto | ConvPolicy::CudnnRequired if device.is_cuda() => diagnosis::cudnn_version(),
-            ConvPolicy::CudnnAuto | ConvPolicy::CudnnRequired => None,
-        };
-        // No wildcard: a fused kernel has to say here where it runs.
-        let attention = match attention {
-            AttentionPolicy::Math | AttentionPolicy::FusedAuto | AttentionPolicy::FusedRequired => None,
-        };
+    pub fn executed(counters: &Counters, device: &Device, dtype: DType) -> Self {
+        let [conv, attention] = [counters.dispatched, counters.attention.dispatched].map(|dispatched| dispatched > 0);
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             device: diagnosis::device_class(device),
             dtype: dtype.as_str().to_owned(),
             weights: None,
-            conv: cudnn.is_some().then(|| ConvPolicy::CudnnAuto.to_string()),
-            cudnn,
-            attention,
+            conv: conv.then(|| ConvPolicy::CudnnAuto.to_string()),
+            cudnn: if conv || attention { diagnosis::cudnn_version() } else { None },
+            attention: attention.then(|| AttentionPolicy::FusedAuto.to_string()),
         }
     }
 
@@ -83,7 +79,7 @@ mod tests {
     use super::*;
 
     fn identity() -> ExecutionIdentity {
-        ExecutionIdentity::resolve(ConvPolicy::Im2col, AttentionPolicy::Math, &Device::Cpu, DType::BF16)
+        ExecutionIdentity::executed(&Counters::default(), &Device::Cpu, DType::BF16)
     }
 
     #[test]
@@ -93,14 +89,17 @@ mod tests {
         assert_eq!(json, format!(r#"{{"version":"{version}","device":"cpu","dtype":"bf16"}}"#));
     }
 
+    /// An attempt that has fallen back leaves no trace, a single dispatch does.
     #[test]
-    fn what_a_policy_wants_but_the_device_has_not_is_not_recorded() {
-        for conv in [ConvPolicy::CudnnAuto, ConvPolicy::CudnnRequired] {
-            for attention in [AttentionPolicy::FusedAuto, AttentionPolicy::FusedRequired] {
-                let resolved = ExecutionIdentity::resolve(conv, attention, &Device::Cpu, DType::BF16);
-                assert_eq!(resolved, identity(), "{conv:?} {attention:?}");
-            }
-        }
+    fn cudnn_is_recorded_once_it_has_computed_something() {
+        let mut counters = Counters::default();
+        counters.attempts = 3;
+        counters.plans_built = 2;
+        let record = |counters: &Counters| ExecutionIdentity::executed(counters, &Device::Cpu, DType::BF16);
+        assert_eq!(record(&counters), identity());
+        counters.dispatched = 1;
+        assert_eq!(record(&counters).conv.as_deref(), Some("cudnn"));
+        assert_eq!(record(&counters).cudnn, diagnosis::cudnn_version());
     }
 
     #[test]
@@ -128,7 +127,7 @@ mod tests {
     fn each_part_makes_another_identity() {
         let base = identity();
         let others = [
-            ExecutionIdentity::resolve(ConvPolicy::Im2col, AttentionPolicy::Math, &Device::Cpu, DType::F32),
+            ExecutionIdentity::executed(&Counters::default(), &Device::Cpu, DType::F32),
             base.clone().with_weights("abc"),
             base.clone().with_weights("abd"),
             ExecutionIdentity { device: "cuda-9.0".into(), ..base.clone() },

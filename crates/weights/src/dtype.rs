@@ -5,32 +5,38 @@ use std::fmt;
 use candle_core::DType;
 use serde::{Serialize, Serializer};
 
+use crate::gguf::GgmlType;
+
 macro_rules! stored_dtypes {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $bits:literal, $candle:expr;)+) => {
         /// Element types that a checkpoint may store: all that the safetensors format names, a superset of candle's
-        /// [`DType`].
+        /// [`DType`], and the block-quantised types of GGUF files.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
-        pub enum StoredDType { $($(#[$doc])* $variant,)+ }
+        pub enum StoredDType {
+            $($(#[$doc])* $variant,)+
+            /// Blocks of a GGUF file.
+            Ggml(GgmlType),
+        }
 
         impl StoredDType {
-            /// Every type, narrowest first.
+            /// Every type of the safetensors format, narrowest first.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
-            /// Name as it stands in safetensors headers, for example `BF16`.
+            /// Name as it stands in safetensors headers, for example `BF16`, or GGML's, for example `Q4_K`.
             pub fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)+ }
+                match self { $(Self::$variant => $name,)+ Self::Ggml(t) => t.name() }
             }
 
-            /// Bits of one element: 4, 6, 8, 16, 32 or 64.
+            /// Bits of one element: 4, 6, 8, 16, 32 or 64; of blocks the average, rounded up.
             pub fn bits(self) -> usize {
-                match self { $(Self::$variant => $bits,)+ }
+                match self { $(Self::$variant => $bits,)+ Self::Ggml(t) => (8 * t.block_bytes()).div_ceil(t.block()) }
             }
 
             /// candle's type with the same bits; `None` where candle has none, and for the types below 8 bits, whose
             /// elements candle cannot count.
             pub fn to_candle(self) -> Option<DType> {
-                match self { $(Self::$variant => $candle,)+ }
+                match self { $(Self::$variant => $candle,)+ Self::Ggml(_) => None }
             }
         }
     };
@@ -99,8 +105,12 @@ impl StoredDType {
         }
     }
 
-    /// Bytes of a tensor of this type; `None` if the count overflows or the bits do not fill whole bytes.
+    /// Bytes of a tensor of this type; `None` if the count overflows, the bits do not fill whole bytes, or a row is no
+    /// whole number of blocks.
     pub fn byte_len(self, shape: &[usize]) -> Option<usize> {
+        if let Self::Ggml(t) = self {
+            return t.byte_len(shape);
+        }
         let bits = shape.iter().try_fold(self.bits(), |n, &d| n.checked_mul(d))?;
         bits.is_multiple_of(8).then_some(bits / 8)
     }
@@ -130,6 +140,10 @@ mod tests {
             assert_eq!(d.to_string(), d.name());
         }
         assert_eq!(StoredDType::from_name("bf16"), None);
+        // A safetensors file cannot claim blocks.
+        assert_eq!(StoredDType::from_name("Q4_K"), None);
+        assert_eq!(StoredDType::Ggml(GgmlType::Q4K).to_string(), "Q4_K");
+        assert_eq!(StoredDType::Ggml(GgmlType::Q4K).bits(), 5);
         assert_eq!(format!("{:>6}", StoredDType::BF16), "  BF16");
     }
 

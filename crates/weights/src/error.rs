@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, io};
 
-use crate::{dtype::StoredDType, loader::PlanReport, pth::PthError, safetensors::HeaderError};
+use crate::{dtype::StoredDType, gguf::GgufError, loader::PlanReport, pth::PthError, safetensors::HeaderError};
 
 /// What went wrong with a checkpoint or a model folder.
 ///
@@ -53,6 +53,34 @@ pub enum Error {
         file: String,
         /// What is wrong.
         problem: Box<PthError>,
+    },
+    /// The file is no GGUF file, or a damaged or hostile one.
+    #[error("{file}: {problem}")]
+    Gguf {
+        /// File.
+        file: String,
+        /// What is wrong.
+        problem: Box<GgufError>,
+    },
+    /// A quantised tensor contradicts itself or its side tensors, or is quantised in a way that is not supported.
+    #[error("tensor `{tensor}` of {file} {problem}")]
+    Quantised {
+        /// File.
+        file: String,
+        /// Name.
+        tensor: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Two tensors of a file would be the same tensor of the model.
+    #[error("{file} holds both `{first}` and `{second}`, two names of one tensor")]
+    TwoNames {
+        /// File.
+        file: String,
+        /// Name.
+        first: String,
+        /// Name.
+        second: String,
     },
     /// A small text file is larger than any real one.
     #[error("{file} has {bytes} bytes, more than the {limit} that are read at once")]
@@ -218,6 +246,17 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
+    /// A checkpoint cannot be quantised.
+    #[error("{file} cannot be quantised: {problem}")]
+    NotQuantisable {
+        /// File.
+        file: String,
+        /// Why.
+        problem: String,
+    },
+    /// Stopped by the observer.
+    #[error(transparent)]
+    Cancelled(#[from] policy::Cancelled),
     /// A table of names does not parse.
     #[error("line {line} of the name table: {problem}")]
     NameTable {

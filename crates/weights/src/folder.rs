@@ -10,6 +10,8 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     error::{Error, Result, list, shown},
+    gguf::Gguf,
+    quant,
     safetensors::{Safetensors, is_plain_path, read_small, shown_message},
     source::TensorSource,
 };
@@ -140,18 +142,20 @@ impl ModelFolder {
     }
 
     /// The tensors of component `name` (`transformer`, `vae`, `text_encoder`; empty for the folder itself): one safetensors
-    /// file, or shards with an index.
+    /// file, shards with an index, or a GGUF file. Quantised matrices are joined with their side tensors.
     ///
     /// A file with a standard name (`diffusion_pytorch_model.safetensors`, `model.safetensors`) comes first, then an index
-    /// with such a name, then the only safetensors file or index in the folder.
+    /// with such a name, then the only safetensors file or index in the folder, then the only GGUF file.
     ///
     /// # Errors
-    /// [`Error::NoWeights`] lists what is there; otherwise those of [`Safetensors::open`].
+    /// [`Error::NoWeights`] lists what is there; otherwise those of [`Safetensors::open`], [`Gguf::open`] and
+    /// [`quant::fold`].
     pub fn tensors(&self, component: &str) -> Result<Arc<dyn TensorSource>> {
-        Ok(Arc::new(self.open_weights(component)?))
+        quant::fold(self.open_weights(component)?)
     }
 
-    pub(crate) fn open_weights(&self, component: &str) -> Result<Safetensors> {
+    /// The tensors of a component as they are stored.
+    pub(crate) fn open_weights(&self, component: &str) -> Result<Arc<dyn TensorSource>> {
         self.guard(component)?;
         let there = match self {
             Self::Disk(dir) => dir.join(component).is_dir(),
@@ -168,7 +172,8 @@ impl ModelFolder {
         })?;
         let path = if component.is_empty() { file } else { format!("{component}/{file}") };
         match self {
-            Self::Disk(dir) => Safetensors::open(dir.join(path)),
+            Self::Disk(dir) if path.ends_with(GGUF) => Ok(Arc::new(Gguf::open(dir.join(path))?)),
+            Self::Disk(dir) => Ok(Arc::new(Safetensors::open(dir.join(path))?)),
             Self::Memory(..) => {
                 let missing = || Error::MissingFile {
                     folder: self.describe_part(component),
@@ -177,13 +182,16 @@ impl ModelFolder {
                 };
                 let bytes = self.built_in(&path).ok_or_else(missing)?;
                 let name = self.describe_part(&path);
-                if !path.ends_with(".json") {
-                    return Safetensors::from_static(bytes, name);
+                if path.ends_with(GGUF) {
+                    return Ok(Arc::new(Gguf::from_bytes(Arc::new(bytes), name)?));
                 }
-                Safetensors::from_index(bytes, &name, |shard| {
+                if !path.ends_with(".json") {
+                    return Ok(Arc::new(Safetensors::from_static(bytes, name)?));
+                }
+                Ok(Arc::new(Safetensors::from_index(bytes, &name, |shard| {
                     let shard = if component.is_empty() { shard.to_owned() } else { format!("{component}/{shard}") };
                     Ok(self.built_in(&shard).map(|b| (Arc::new(b) as _, self.describe_part(&shard))))
-                })
+                })?))
             }
         }
     }
@@ -228,7 +236,7 @@ impl ModelFolder {
         if names.iter().any(|n| n.ends_with(".safetensors")) {
             return Ok(format!("it holds weights without the configuration files of the diffusers layout; {found}"));
         }
-        if names.iter().any(|n| n.ends_with(".gguf")) {
+        if names.iter().any(|n| n.ends_with(GGUF)) {
             return Ok(format!("it holds GGUF files, a diffusers folder is needed; {found}"));
         }
         Ok(found)
@@ -242,7 +250,9 @@ impl ModelFolder {
     }
 }
 
-/// The file with the weights among the names of a folder: a safetensors file, or an index.
+const GGUF: &str = ".gguf";
+
+/// The file with the weights among the names of a folder: a safetensors file, an index, or else a GGUF file.
 fn choose(names: &[String]) -> Result<String, &'static str> {
     const SUFFIX: &str = ".safetensors";
     const INDEX: &str = ".safetensors.index.json";
@@ -259,7 +269,11 @@ fn choose(names: &[String]) -> Result<String, &'static str> {
         ([file], _) => Ok((*file).clone()),
         ([_, _, ..], [index]) => Ok((*index).clone()),
         ([], [_, ..]) => Err("an index, but no safetensors file"),
-        ([], []) => Err("no safetensors file"),
+        ([], []) => match with(GGUF).as_slice() {
+            [file] => Ok((*file).clone()),
+            [] => Err("no safetensors or GGUF file"),
+            _ => Err("several GGUF files"),
+        },
         (_, []) => Err("several safetensors files without an index, and none with a standard name"),
         (_, _) => Err("several safetensors files and several indexes, and none with a standard name"),
     }
@@ -301,6 +315,9 @@ mod tests {
         assert_eq!(names(&["x-1.safetensors", "x-2.safetensors", index]).as_deref(), Ok(index));
         assert_eq!(names(&["ae.safetensors", "config.json"]).as_deref(), Ok("ae.safetensors"));
         assert!(names(&["config.json"]).is_err());
+        assert_eq!(names(&["x.gguf", "config.json"]).as_deref(), Ok("x.gguf"));
+        assert_eq!(names(&["x.gguf", "y.safetensors"]).as_deref(), Ok("y.safetensors"));
+        assert!(names(&["x.gguf", "y.gguf"]).is_err_and(|e| e.contains("several GGUF")));
         assert!(names(&["a.safetensors", "b.safetensors"]).is_err_and(|e| e.contains("without an index")));
         assert!(names(&["x.safetensors.index.json"]).is_err_and(|e| e.contains("no safetensors file")));
     }

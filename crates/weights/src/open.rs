@@ -4,16 +4,20 @@ use std::{fs, io::Read, path::Path, sync::Arc};
 
 use crate::{
     error::{Error, Result},
-    pth::{MAGIC, Pth},
+    folder::weights_in,
+    gguf::{self, Gguf},
+    pth::{self, Pth},
+    quant,
     safetensors::{ReadMode, Safetensors, regular},
     source::TensorSource,
 };
 
-/// Opens a checkpoint, mapped: a safetensors file, an index with its shards, a folder with either, or a PyTorch
-/// checkpoint. Its first bytes decide, not its name; only an index is told by its ending `.json`.
+/// Opens a checkpoint, mapped: a safetensors file, an index with its shards, a folder with either, a PyTorch checkpoint, or
+/// a GGUF file. Its first bytes decide, not its name; only an index is told by its ending `.json`. Quantised matrices are
+/// joined with their side tensors, see [`mod@crate::quant`].
 ///
 /// # Errors
-/// Those of [`Safetensors::open`] and [`Pth::open`].
+/// Those of [`Safetensors::open`], [`Pth::open`], [`Gguf::open`] and [`quant::fold`].
 pub fn open(path: impl AsRef<Path>) -> Result<Arc<dyn TensorSource>> {
     open_with(path, ReadMode::Map)
 }
@@ -25,16 +29,24 @@ pub fn open(path: impl AsRef<Path>) -> Result<Arc<dyn TensorSource>> {
 pub fn open_with(path: impl AsRef<Path>, mode: ReadMode) -> Result<Arc<dyn TensorSource>> {
     let path = path.as_ref();
     let meta = fs::metadata(path).map_err(|e| Error::io("open", path, e))?;
-    if !meta.is_dir() && starts_with(path, MAGIC)? {
+    if meta.is_dir() {
+        return open_with(weights_in(path)?, mode);
+    }
+    let first = first_bytes(path)?;
+    if first.starts_with(pth::MAGIC) {
         return Ok(Arc::new(Pth::open_with(path, mode)?));
     }
-    Ok(Arc::new(Safetensors::open_with(path, mode)?))
+    if first.starts_with(gguf::MAGIC) {
+        return Ok(Arc::new(Gguf::open_with(path, mode)?));
+    }
+    quant::fold(Arc::new(Safetensors::open_with(path, mode)?))
 }
 
-fn starts_with(path: &Path, magic: &[u8]) -> Result<bool> {
+/// As many bytes as the formats' marks have, or fewer if the file ends before.
+fn first_bytes(path: &Path) -> Result<Vec<u8>> {
     regular(path)?;
     let file = fs::File::open(path).map_err(|e| Error::io("open", path, e))?;
     let mut first = Vec::new();
-    file.take(magic.len() as u64).read_to_end(&mut first).map_err(|e| Error::io("read", path, e))?;
-    Ok(first == magic)
+    file.take(4).read_to_end(&mut first).map_err(|e| Error::io("read", path, e))?;
+    Ok(first)
 }

@@ -2,12 +2,13 @@
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-use candle_fork::HostTensor;
+use candle_fork::{HostBytes, HostTensor, quant::QuantWeight};
 use serde::Serialize;
 
 use crate::{
     dtype::StoredDType,
     error::{Error, Result, shown},
+    quant::{self, Quantisation},
 };
 
 /// One tensor of a checkpoint.
@@ -17,7 +18,7 @@ pub struct TensorInfo {
     pub name: String,
     /// Element type as stored.
     pub dtype: StoredDType,
-    /// Extents, outermost first; empty for a scalar.
+    /// Extents, outermost first; empty for a scalar. Of a quantised tensor those of the values, not of the stored bytes.
     pub shape: Vec<usize>,
     /// Where its bytes lie in its file.
     #[serde(skip)]
@@ -25,6 +26,9 @@ pub struct TensorInfo {
     /// Which of the source's files holds it: an index into [`TensorSource::files`].
     #[serde(skip)]
     pub file: usize,
+    /// How its values are to be computed, if they are not the stored elements: see [`TensorSource::quant`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quantisation: Option<Quantisation>,
 }
 
 impl TensorInfo {
@@ -48,17 +52,48 @@ pub trait TensorSource: Send + Sync {
     /// [`Error::NoSuchTensor`].
     fn bytes(&self, name: &str) -> Result<&[u8]>;
 
-    /// One tensor where it lies (mapped or in memory).
+    /// The memory that holds one tensor, and where in it the tensor's bytes lie: what [`TensorSource::bytes`] gives, to be
+    /// kept.
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`]; [`Error::DType`] if candle has no such element type.
-    fn host(&self, name: &str) -> Result<HostTensor>;
+    /// [`Error::NoSuchTensor`].
+    fn shared(&self, name: &str) -> Result<(HostBytes, Range<usize>)>;
 
     /// What this is, for messages: a path.
     fn describe(&self) -> &str;
 
     /// Free-form metadata of the file (`__metadata__`); of several files, the first that has the key counts.
     fn metadata(&self) -> &BTreeMap<String, String>;
+
+    /// One tensor where it lies (mapped or in memory).
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`]; [`Error::DType`] if candle has no such element type, or the tensor is quantised.
+    fn host(&self, name: &str) -> Result<HostTensor> {
+        let info = self.require(name)?;
+        let dtype = info.dtype.to_candle().filter(|_| info.quantisation.is_none()).ok_or_else(|| Error::DType {
+            file: self.file_of(info).to_owned(),
+            tensor: shown(name),
+            dtype: info.dtype,
+            wanted: "a tensor; its raw bytes can be read".to_owned(),
+        })?;
+        let (owner, range) = self.shared(name)?;
+        HostTensor::new(owner, range, dtype, info.shape.as_slice()).map_err(|source| Error::Tensor {
+            file: self.file_of(info).to_owned(),
+            tensor: shown(name),
+            source: Box::new(source),
+        })
+    }
+
+    /// A quantised tensor where it lies, as a matrix: of rank 2 as it is; otherwise `[1, elements]`, or
+    /// `[first extent, product of the others]` if its rows have scales of their own.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`]; [`Error::Quantised`] if it is not quantised, or in a way that is not supported, or if its
+    /// scales do not fit.
+    fn quant(&self, name: &str) -> Result<QuantWeight> {
+        quant::without_scales(self, self.require(name)?)
+    }
 
     /// What the source says about one tensor.
     fn info(&self, name: &str) -> Option<&TensorInfo> {
@@ -90,8 +125,14 @@ impl<S: TensorSource + ?Sized> TensorSource for Arc<S> {
     fn bytes(&self, name: &str) -> Result<&[u8]> {
         (**self).bytes(name)
     }
+    fn shared(&self, name: &str) -> Result<(HostBytes, Range<usize>)> {
+        (**self).shared(name)
+    }
     fn host(&self, name: &str) -> Result<HostTensor> {
         (**self).host(name)
+    }
+    fn quant(&self, name: &str) -> Result<QuantWeight> {
+        (**self).quant(name)
     }
     fn describe(&self) -> &str {
         (**self).describe()

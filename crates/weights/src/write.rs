@@ -12,6 +12,10 @@ use std::{
 use half::bf16;
 use serde::Serialize;
 
+mod placed;
+
+pub use self::placed::PlacedFile;
+
 use crate::{
     dtype::StoredDType,
     error::{Error, Result, shown},
@@ -172,6 +176,9 @@ fn plan(tensors: &[Entry<'_>], metadata: &Metadata, file: &str) -> Result<(Vec<u
         if !seen.insert(t.name) {
             return Err(refuse(t.name, "the name stands twice"));
         }
+        if matches!(t.dtype, StoredDType::Ggml(_)) {
+            return Err(refuse(t.name, "the format has no name for blocks of GGML"));
+        }
         let len = t.dtype.byte_len(t.shape);
         let end =
             len.and_then(|n| at.checked_add(n)).ok_or_else(|| refuse(t.name, "its size is not a number of bytes"))?;
@@ -192,23 +199,37 @@ fn plan(tensors: &[Entry<'_>], metadata: &Metadata, file: &str) -> Result<(Vec<u
 
 /// Lets `fill` write a temporary file beside `path`, then renames it; on any error the temporary file is removed.
 fn replace(path: &Path, fill: impl FnOnce(File) -> Result<()>) -> Result<()> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let (temporary, file) = Temporary::beside(path)?;
+    fill(file)?;
+    temporary.persist(path)
+}
 
-    struct Temporary(PathBuf);
-    impl Drop for Temporary {
-        fn drop(&mut self) {
-            // Already renamed, or never made: nothing to do then.
-            let _ = fs::remove_file(&self.0);
-        }
+/// A file that is removed unless it is put in its place.
+#[derive(Debug)]
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn beside(path: &Path) -> Result<(Self, File)> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}-{}.tmp", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
+        let temporary = Self(path.with_file_name(name));
+        let file =
+            File::options().write(true).create_new(true).open(&temporary.0).map_err(|e| Error::io("write", path, e))?;
+        Ok((temporary, file))
     }
 
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}-{}.tmp", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
-    let temporary = Temporary(path.with_file_name(name));
-    let file =
-        File::options().write(true).create_new(true).open(&temporary.0).map_err(|e| Error::io("write", path, e))?;
-    fill(file)?;
-    fs::rename(&temporary.0, path).map_err(|e| Error::io("write", path, e))
+    fn persist(self, path: &Path) -> Result<()> {
+        fs::rename(&self.0, path).map_err(|e| Error::io("write", path, e))
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // Already renamed: nothing to do then.
+        let _ = fs::remove_file(&self.0);
+    }
 }
 
 #[cfg(test)]

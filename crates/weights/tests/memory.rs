@@ -4,13 +4,14 @@
 use std::{
     fs::{self, File},
     io::Write,
+    path::Path,
     sync::Arc,
 };
 
 use candle_core::{DType, Device};
 use tempfile::TempDir;
 use weights::{
-    Expected, Loader, Safetensors, StoredDType,
+    Expected, Loader, LoaderOptions, Safetensors, StoredDType, ValueCheck, open,
     write::{Metadata, header_only},
 };
 
@@ -59,4 +60,36 @@ fn memory_follows_what_is_there() {
     plan.pop();
     Loader::new(source, &plan, |_| false, DType::F32, &Device::Cpu).unwrap();
     assert!(status("VmHWM") - before < 32 * MIB);
+
+    quantised_matrices_stay_mapped(&dir.path().join("int8.safetensors"));
+}
+
+/// 8 GiB of rotated bytes: opened, planned and loaded without a page of them being read, and looked through without a copy.
+fn quantised_matrices_stay_mapped(path: &Path) {
+    let names: Vec<_> = (0..32).map(|i| (format!("blocks.{i}.weight"), format!("blocks.{i}.weight_scale"))).collect();
+    let (shape, rows) = ([1 << 14, 1 << 14], [1 << 14, 1]);
+    let weights = names.iter().map(|(weight, _)| (weight.as_str(), StoredDType::I8, &shape[..]));
+    let scales = names.iter().map(|(_, scale)| (scale.as_str(), StoredDType::F32, &rows[..]));
+    let layer = r#"{"format":"int8_tensorwise","convrot":true,"convrot_groupsize":256}"#;
+    let layers: Vec<_> = (0..32).map(|i| format!(r#""blocks.{i}":{layer}"#)).collect();
+    let text = format!(r#"{{"layers":{{{}}}}}"#, layers.join(","));
+    let metadata = Metadata::from([("_quantization_metadata".to_owned(), text)]);
+    header_only(path, weights.chain(scales), &metadata).unwrap();
+    assert!(fs::metadata(path).unwrap().len() > 8 << 30);
+
+    let (before, anonymous) = (status("VmHWM"), status("RssAnon"));
+    let source = open(path).unwrap();
+    assert_eq!(source.tensors().len(), names.len());
+    let plan: Vec<_> = names.iter().map(|(weight, _)| Expected::new(weight.clone(), shape)).collect();
+    let options = LoaderOptions::default().with_values(ValueCheck::Off);
+    let load =
+        |options| Loader::with_options(source.clone(), &plan, |_| false, DType::F32, &Device::Cpu, options).unwrap();
+    let mut loader = load(options);
+    let loaded: Vec<_> = plan.iter().map(|e| loader.linear(&e.name).unwrap()).collect();
+    loader.finish().unwrap();
+    assert!(status("VmHWM") - before < 64 * MIB);
+    drop(loaded);
+    let mut loader = load(LoaderOptions::default());
+    loader.linear(&plan[0].name).unwrap();
+    assert!(status("RssAnon") - anonymous < 64 * MIB);
 }

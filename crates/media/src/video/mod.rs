@@ -110,6 +110,9 @@ impl VideoOptions {
 
 /// A format's side of a video that is being written. Frames have the size of the options.
 trait FrameSink: Send {
+    /// Keeps a text about the video, in formats that have a place for one.
+    fn describe(&mut self, _text: &str) {}
+
     /// Dropped after an error.
     fn write(&mut self, frame: &Rgb8) -> Result<()>;
 
@@ -175,6 +178,14 @@ impl VideoWriter {
         }
         self.frames += 1;
         Ok(())
+    }
+
+    /// Says what the video is: MP4 keeps the last text as its description (`moov/udta/meta/ilst/desc`), the other formats
+    /// keep none.
+    pub fn describe(&mut self, text: &str) {
+        if let Some(sink) = &mut self.sink {
+            sink.describe(text);
+        }
     }
 
     /// The number of frames so far.

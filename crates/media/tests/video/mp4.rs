@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use media::{Error, Rgb8, VideoOptions};
-use mp4_atom::{Any, Avc1, Codec, Colr, Moov, ReadFrom, StszSamples};
+use media::{Error, Rgb8, VideoFormat, VideoOptions, VideoWriter};
+use mp4_atom::{Any, Avc1, Codec, Colr, FourCC, Moov, ReadFrom, StszSamples};
 use openh264::decoder::Decoder;
 use openh264::formats::YUVSource;
 
@@ -109,6 +109,29 @@ fn difference_within_patches(found: &Rgb8, expected: &Rgb8) -> u8 {
 fn difference_at(a: &Rgb8, b: &Rgb8, x: usize, y: usize) -> u8 {
     let value = |picture: &Rgb8, channel| picture.pixels()[3 * (y * picture.width() + x) + channel];
     (0..3).map(|channel| value(a, channel).abs_diff(value(b, channel))).max().unwrap()
+}
+
+#[test]
+fn a_description_is_kept_and_changes_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let (plain, described) = (folder.path().join("plain.mp4"), folder.path().join("described.mp4"));
+    let frames = || (0..3).map(|shift| card(64, 48, shift));
+    write(&plain, &options(64, 48), frames()).unwrap();
+    let text = r#"{"vae":"日本語","steps":4}"#;
+    let mut video = VideoWriter::create(&described, VideoFormat::Mp4, &options(64, 48)).unwrap();
+    video.describe("an older one");
+    frames().for_each(|frame| video.write(&frame).unwrap());
+    video.describe(text);
+    video.finish().unwrap();
+
+    let (plain, parsed) = (parse(&plain), parse(&described));
+    assert!(plain.moov.udta.is_none());
+    let meta = parsed.moov.udta.as_ref().and_then(|udta| udta.meta.as_ref()).expect("metadata");
+    assert_eq!(meta.hdlr.handler, FourCC::new(b"mdir"));
+    let [Any::Ilst(list)] = meta.items.as_slice() else { panic!("{:?}", meta.items) };
+    assert_eq!(list.desc.as_ref().map(|desc| desc.text.as_str()), Some(text));
+    // Frames still begin where the index says.
+    assert_eq!(parsed.samples, plain.samples);
 }
 
 #[test]

@@ -14,7 +14,9 @@ use crate::{
     dtype::StoredDType,
     error::{Error, Result, shown},
     folder::{MODEL_INDEX, ModelFolder},
-    pth::{MAGIC, Pth, PthError},
+    gguf::{self, Gguf},
+    pth::{self, Pth, PthError},
+    quant,
     safetensors::{Safetensors, sniff},
     source::{SourceFile, TensorInfo, TensorSource},
 };
@@ -30,6 +32,8 @@ pub enum Kind {
     ShardedSafetensors,
     /// A PyTorch checkpoint.
     PyTorch,
+    /// A GGUF file.
+    Gguf,
     /// A folder in the diffusers layout.
     DiffusersFolder,
     /// A file or folder that is something else; [`Report::description`] says what.
@@ -44,6 +48,24 @@ pub struct DTypeCount {
     /// Number of elements.
     pub elements: u64,
     /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// Tensors that are quantised in one way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Quantised {
+    /// Name of the format as files spell it, for example `int8_tensorwise` or `Q4_K`.
+    pub format: String,
+    /// Group of the rotation (ConvRot), if the matrices are rotated.
+    pub convrot: Option<usize>,
+    /// The same with its scales, for people.
+    pub description: String,
+    /// Whether it can be computed with here.
+    pub supported: bool,
+    /// Number of tensors.
+    pub tensors: usize,
+    /// Size of their codes in bytes, without side tensors.
     pub bytes: u64,
 }
 
@@ -65,6 +87,8 @@ pub struct Part {
     pub bytes: u64,
     /// Tensors by element type.
     pub dtypes: BTreeMap<StoredDType, DTypeCount>,
+    /// How its tensors are quantised, most bytes first; empty if none is.
+    pub quantised: Vec<Quantised>,
     /// Free-form metadata of the file.
     pub metadata: BTreeMap<String, String>,
     /// The tensors, sorted by name.
@@ -106,7 +130,10 @@ impl Report {
 
 impl Part {
     /// Describes the tensors of a source.
-    pub fn new(component: &str, source: &dyn TensorSource) -> Self {
+    ///
+    /// # Errors
+    /// Those of [`quant::fold`] for quantised matrices that contradict their side tensors.
+    pub fn new(component: &str, source: &dyn TensorSource) -> Result<Self> {
         let mut part = Self {
             component: component.to_owned(),
             class: None,
@@ -115,6 +142,7 @@ impl Part {
             elements: 0,
             bytes: 0,
             dtypes: BTreeMap::new(),
+            quantised: quantised(source)?,
             metadata: source.metadata().clone(),
             tensors: source.tensors().to_vec(),
         };
@@ -128,16 +156,41 @@ impl Part {
             part.elements += elements;
             part.bytes += bytes;
         }
-        part
+        Ok(part)
     }
 }
 
-/// Says what `path` is: a safetensors file, an index, a folder with either, a folder in the diffusers layout, or a PyTorch
-/// checkpoint. Something else is described as far as its first bytes tell.
+/// The tensors of a source by their quantisation.
+fn quantised(source: &dyn TensorSource) -> Result<Vec<Quantised>> {
+    let mut kinds: Vec<Quantised> = Vec::new();
+    for (info, quantisation) in quant::quantised(source)? {
+        let description = quantisation.to_string();
+        let known = kinds.iter().position(|kind| kind.description == description);
+        let kind = known.unwrap_or_else(|| {
+            kinds.push(Quantised {
+                format: quantisation.format().to_owned(),
+                convrot: quantisation.convrot(),
+                description,
+                supported: quantisation.is_supported(),
+                tensors: 0,
+                bytes: 0,
+            });
+            kinds.len() - 1
+        });
+        kinds[kind].tensors += 1;
+        kinds[kind].bytes += info.bytes.len() as u64;
+    }
+    kinds.sort_by(|a, b| (b.bytes, &a.description).cmp(&(a.bytes, &b.description)));
+    Ok(kinds)
+}
+
+/// Says what `path` is: a safetensors file, an index, a folder with either, a folder in the diffusers layout, a PyTorch
+/// checkpoint, or a GGUF file. Something else is described as far as its first bytes tell.
 ///
 /// # Errors
 /// [`Error::Io`] if it cannot be read; every error of [`Safetensors::open`] for a safetensors file that is damaged, also
-/// when it is one component of several; those of [`Pth::open`] for a zip archive.
+/// when it is one component of several; those of [`Pth::open`] for a zip archive, of [`Gguf::open`] for a GGUF file, and
+/// of [`quant::fold`].
 pub fn inspect(path: impl AsRef<Path>) -> Result<Report> {
     let path = path.as_ref();
     let meta = fs::metadata(path).map_err(|e| Error::io("open", path, e))?;
@@ -145,15 +198,19 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Report> {
         return inspect_folder(&ModelFolder::Disk(path.to_path_buf()));
     }
     // A pipe would wait for ever.
-    if meta.is_file() && first_bytes(path)?.is_some_and(|bytes| bytes.starts_with(MAGIC)) {
+    let first = if meta.is_file() { first_bytes(path)?.unwrap_or_default() } else { Vec::new() };
+    if first.starts_with(pth::MAGIC) {
         return match Pth::open(path) {
-            Ok(source) => Ok(lone(path.display().to_string(), &source, Kind::PyTorch)),
+            Ok(source) => lone(path.display().to_string(), &source, Kind::PyTorch),
             Err(Error::Pth { file, problem }) if *problem == PthError::NoPickle => Ok(other(file, problem.to_string())),
             Err(e) => Err(e),
         };
     }
+    if first.starts_with(gguf::MAGIC) {
+        return lone(path.display().to_string(), &Gguf::open(path)?, Kind::Gguf);
+    }
     match Safetensors::open(path) {
-        Ok(source) => Ok(lone(path.display().to_string(), &source, Kind::Safetensors)),
+        Ok(source) => lone(path.display().to_string(), &source, Kind::Safetensors),
         Err(Error::OtherFormat { file, found }) => Ok(other(file, found.to_owned())),
         // A JSON file that is not an index.
         Err(e @ Error::Json { .. }) => match first_bytes(path)?.as_deref().and_then(sniff) {
@@ -172,7 +229,9 @@ pub fn inspect_folder(folder: &ModelFolder) -> Result<Report> {
     if !folder.contains(MODEL_INDEX) {
         return match folder.open_weights("") {
             Ok(source) => {
-                let mut report = lone(folder.describe(), &source, Kind::Safetensors);
+                let is_gguf = source.files().iter().any(|f| f.name.ends_with(".gguf"));
+                let kind = if is_gguf { Kind::Gguf } else { Kind::Safetensors };
+                let mut report = lone(folder.describe(), &*source, kind)?;
                 if let Some(part) = report.parts.first_mut() {
                     part.class = class_of(folder, "config.json");
                 }
@@ -191,11 +250,12 @@ pub fn inspect_folder(folder: &ModelFolder) -> Result<Report> {
     for entry in folder.entries("")? {
         let Some(component) = entry.strip_suffix('/') else { continue };
         // Tokenizers and schedulers have no weights; a component that has some must open.
-        let has_weights = |names: Vec<String>| names.iter().any(|n| n.contains(".safetensors") && !n.ends_with('/'));
+        let is_weights = |n: &String| (n.contains(".safetensors") || n.ends_with(".gguf")) && !n.ends_with('/');
+        let has_weights = |names: Vec<String>| names.iter().any(is_weights);
         if !folder.entries(component).is_ok_and(has_weights) {
             continue;
         }
-        let mut part = Part::new(component, &folder.open_weights(component)?);
+        let mut part = Part::new(component, &*folder.open_weights(component)?)?;
         part.class = class_of(folder, &format!("{component}/config.json"));
         parts.push(part);
     }
@@ -207,18 +267,19 @@ pub fn inspect_folder(folder: &ModelFolder) -> Result<Report> {
 }
 
 /// One file of that kind, or the shards of one.
-fn lone(path: String, source: &dyn TensorSource, kind: Kind) -> Report {
-    let part = Part::new("", source);
+fn lone(path: String, source: &dyn TensorSource, kind: Kind) -> Result<Report> {
+    let part = Part::new("", source)?;
     let (kind, form) = match (kind, part.files.len()) {
         (Kind::Safetensors, n) if n != 1 => (Kind::ShardedSafetensors, format!("safetensors in {n} shards")),
         (Kind::PyTorch, _) => (kind, "PyTorch checkpoint".to_owned()),
+        (Kind::Gguf, _) => (kind, "GGUF file".to_owned()),
         _ => (kind, "safetensors file".to_owned()),
     };
     let description = match &part.model {
         Some(model) => format!("{form}, looks like {}", model.describe()),
         None => format!("{form}, model unknown"),
     };
-    Report { path, kind, description, pipeline: None, parts: vec![part] }
+    Ok(Report { path, kind, description, pipeline: None, parts: vec![part] })
 }
 
 fn other(path: String, description: String) -> Report {

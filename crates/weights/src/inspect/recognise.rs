@@ -143,7 +143,22 @@ const RULES: &[Rule] = &[
         has: &["embed_tokens.weight", "layers.0.self_attn.q_norm.weight", "layers.0.post_attention_layernorm.weight"],
         // Gemma 3 has it, Qwen3 has not.
         lacks: "layers.0.pre_feedforward_layernorm.weight",
-        variant: qwen3,
+        variant: |n| qwen3(n, "embed_tokens.weight", "layers.63.input_layernorm.weight"),
+    },
+    Rule {
+        model: "Qwen3 language model",
+        layout: "llama.cpp",
+        has: &["token_embd.weight", "blk.0.attn_q_norm.weight", "blk.0.ffn_gate.weight"],
+        // Gemma 3 has it, Qwen3 has not.
+        lacks: "blk.0.post_ffw_norm.weight",
+        variant: |n| qwen3(n, "token_embd.weight", "blk.63.attn_norm.weight"),
+    },
+    Rule {
+        model: "language model",
+        layout: "llama.cpp",
+        has: &["token_embd.weight", "blk.0.attn_q.weight"],
+        lacks: "",
+        variant: |n| n.extent("token_embd.weight", 1).map(|h| format!("hidden size {h}")),
     },
     Rule {
         model: "language model",
@@ -289,9 +304,10 @@ fn flux2(names: &Names, embedder: &str) -> Option<String> {
     })
 }
 
-fn qwen3(names: &Names) -> Option<String> {
-    let hidden = names.extent("embed_tokens.weight", 1)?;
-    let deep = names.shape("layers.63.input_layernorm.weight").is_some();
+/// The width is that of `embedding`; `deep` is a tensor that only the deepest has.
+fn qwen3(names: &Names, embedding: &str, deep: &str) -> Option<String> {
+    let hidden = names.extent(embedding, 1)?;
+    let deep = names.shape(deep).is_some();
     Some(match (hidden, deep) {
         (1024, _) => "0.6B".to_owned(),
         (2048, _) => "1.7B".to_owned(),

@@ -155,6 +155,7 @@ fn other_families_are_recognised() {
                 shape: shape.to_vec(),
                 bytes: 0..0,
                 file: 0,
+                quantisation: None,
             })
             .collect();
         tensors.sort_by(|a, b| a.name.cmp(&b.name));
@@ -257,7 +258,7 @@ fn other_things_are_described() {
         assert_eq!(report.kind, Kind::Other);
         assert!(report.description.contains(word), "{name}: {}", report.description);
     };
-    check("m.gguf", b"GGUF\x03\0\0\0aaaaaaaaaaaaaaa", "GGUF");
+    check("m.bin", b"lmgg\x01\0\0\0", "old GGML format");
     // An archive without members.
     check("m.zip", &[&b"PK\x03\x04PK\x05\x06"[..], &[0; 12], &[4, 0, 0, 0, 0, 0]].concat(), "not a PyTorch checkpoint");
     check("m.pth", b"\x80\x02\x8a\nl\xfc\x9c", "old PyTorch checkpoint");
@@ -272,6 +273,58 @@ fn other_things_are_described() {
     assert!(matches!(inspect(empty.path().join("none")), Err(Error::Io { .. })));
     fs::write(empty.path().join("x.safetensors.index.json"), "{}").unwrap();
     assert!(matches!(inspect(empty.path().join("x.safetensors.index.json")), Err(Error::Json { .. })));
+}
+
+/// Of quantised tensors the report names the formats; of a GGUF file also the model, by llama.cpp's names.
+#[test]
+fn quantised_files_are_inspected() {
+    use candle_core::{
+        DType, Device, Tensor,
+        quantized::{GgmlDType, QTensor, gguf_file},
+    };
+
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("m.gguf");
+    let wide = Tensor::zeros((4, 256), DType::F32, &Device::Cpu).unwrap();
+    let tensor = |t| QTensor::quantize(&wide, t).unwrap();
+    let (q4, q8) = (tensor(GgmlDType::Q4K), tensor(GgmlDType::Q8_0));
+    let named = [
+        ("token_embd.weight", &q8),
+        ("blk.0.attn_q_norm.weight", &q4),
+        ("blk.0.ffn_gate.weight", &q4),
+        ("blk.0.attn_q.weight", &q4),
+    ];
+    let mut file = fs::File::create(&path).unwrap();
+    gguf_file::write(&mut file, &[], &named).unwrap();
+    drop(file);
+    let report = inspect(&path).unwrap();
+    assert_eq!((report.kind, report.tensors()), (Kind::Gguf, 4));
+    assert!(
+        report.description.contains("GGUF file, looks like Qwen3 language model (hidden size 256), llama.cpp names"),
+        "{}",
+        report.description
+    );
+    let kinds: Vec<_> =
+        report.parts[0].quantised.iter().map(|q| (q.format.as_str(), q.supported, q.tensors, q.bytes)).collect();
+    assert_eq!(kinds, [("Q4_K", true, 3, 3 * 4 * 144), ("Q8_0", true, 1, 4 * 8 * 34)]);
+    // The folder that holds it is the same; a damaged file is an error.
+    assert_eq!(inspect(dir.path()).unwrap().parts[0].quantised, report.parts[0].quantised);
+    fs::write(&path, b"GGUF\x03\0\0\0aaaaaaaaaaaaaaa").unwrap();
+    assert!(matches!(inspect(&path), Err(Error::Gguf { .. })));
+
+    let path = dir.path().join("m.safetensors");
+    let marker = br#"{"format":"int8_tensorwise","convrot":true,"convrot_groupsize":16}"#;
+    let tensors = [
+        TensorData::new("a.weight", StoredDType::I8, &[2, 16], vec![1; 32]),
+        TensorData::f32("a.weight_scale", &[2, 1], &[1.0, 2.0]),
+        TensorData::new("a.comfy_quant", StoredDType::U8, &[marker.len()], marker.to_vec()),
+    ];
+    to_file(&path, &tensors, &Metadata::new()).unwrap();
+    let part = inspect(&path).unwrap().parts.remove(0);
+    assert_eq!((part.tensors.len(), part.quantised.len()), (3, 1));
+    let kind = &part.quantised[0];
+    assert_eq!((kind.format.as_str(), kind.convrot, kind.tensors, kind.bytes), ("int8_tensorwise", Some(16), 1, 32));
+    assert_eq!(kind.description, "int8_tensorwise, a scale per row, convrot 16");
 }
 
 #[test]

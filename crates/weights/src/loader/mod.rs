@@ -1,5 +1,7 @@
 //! From names to tensors: a plan is checked as a whole before anything is allocated.
 
+mod embedding;
+mod options;
 mod plan;
 mod scan;
 #[cfg(test)]
@@ -8,42 +10,20 @@ mod tests;
 use std::{collections::HashMap, sync::Arc};
 
 use candle_core::{DType, Device, Tensor};
-use candle_fork::{HostTensor, LinearWeight};
+use candle_fork::{HostTensor, LinearWeight, What};
 
-pub use self::plan::{Expected, KNOWN_PREFIXES, Misshapen, PlanReport, Unusable};
+pub use self::{
+    embedding::Embedding,
+    options::{LoaderOptions, QuantPolicy, ValueCheck},
+    plan::{Expected, KNOWN_PREFIXES, Misshapen, PlanReport, Unusable},
+};
 
 use crate::{
     dtype::StoredDType,
     error::{Error, Result, list, shown},
+    quant::Quantisation,
     source::{TensorInfo, TensorSource},
 };
-
-/// Whether the values of weights are looked at while loading.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum ValueCheck {
-    /// Every value must be finite, in its stored type and in the type that it is converted to. A matrix that is zero
-    /// throughout is reported by a `tracing` warning.
-    #[default]
-    Finite,
-    /// Values are not read before they are used: a mapped model starts at once, a NaN goes through.
-    Off,
-}
-
-/// How a [`Loader`] works.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct LoaderOptions {
-    /// Whether values are checked.
-    pub values: ValueCheck,
-}
-
-impl LoaderOptions {
-    /// The same options with another check of values.
-    pub fn with_values(self, values: ValueCheck) -> Self {
-        Self { values }
-    }
-}
 
 /// Hands out the tensors of a checked plan, each exactly once.
 pub struct Loader {
@@ -99,7 +79,7 @@ impl Loader {
         device: &Device,
         options: LoaderOptions,
     ) -> Result<Self> {
-        let report = PlanReport::new(&*source, expected, ignored, |stored| is_loadable(stored, dtype));
+        let report = PlanReport::new(&*source, expected, ignored, |info| is_loadable(info, dtype));
         if !report.fits() {
             return Err(Error::Plan { file: source.describe().to_owned(), report: Box::new(report) });
         }
@@ -107,18 +87,18 @@ impl Loader {
         Ok(Self { source, plan, dtype, device: device.clone(), options })
     }
 
-    /// A tensor in the loader's dtype on its device; finite values only.
+    /// A tensor in the loader's dtype on its device, whatever it is stored as; finite values only.
     ///
     /// # Errors
     /// [`Error::NotPlanned`], [`Error::NotFinite`] (also for a value that the loader's dtype cannot hold),
-    /// [`Error::Tensor`] if candle cannot allocate or convert.
+    /// [`Error::Tensor`] if candle cannot allocate or convert; [`Error::Quantised`].
     pub fn tensor(&mut self, name: &str) -> Result<Tensor> {
         let info = self.take(name)?;
         self.convert(&info)
     }
 
-    /// A matrix for [`candle_fork::linear()`]. On the CPU, 32-bit and 16-bit floats stay where they lie, in their stored
-    /// dtype; otherwise it becomes a tensor in the loader's dtype.
+    /// A matrix for [`candle_fork::linear()`]. A quantised one takes part as the options say. On the CPU, 32-bit and 16-bit
+    /// floats stay where they lie, in their stored dtype; otherwise it becomes a tensor in the loader's dtype.
     ///
     /// # Errors
     /// As [`Loader::tensor`], and [`Error::NotAMatrix`].
@@ -127,6 +107,9 @@ impl Loader {
         if info.shape.len() != 2 {
             let (file, tensor) = self.at(&info);
             return Err(Error::NotAMatrix { file, tensor, shape: info.shape });
+        }
+        if info.quantisation.is_some() {
+            return self.quantised(&info);
         }
         let stays = matches!(info.dtype, StoredDType::F32 | StoredDType::F16 | StoredDType::BF16);
         let weight = if self.device.is_cpu() && stays {
@@ -138,16 +121,34 @@ impl Loader {
         weight.map_err(|source| self.failed(&info, source))
     }
 
-    /// The rows of several matrices one after another, as one map (q, k and v, for example).
+    /// The rows of several matrices one after another, as one map (q, k and v, for example). Matrices that stay where they
+    /// lie stay apart; others become one tensor, for one product.
     ///
     /// # Errors
     /// As [`Loader::linear`]; [`Error::Tensor`] if the matrices do not have the same number of columns.
     pub fn linear_stack(&mut self, names: &[&str]) -> Result<LinearWeight> {
         let parts = names.iter().map(|name| self.linear(name)).collect::<Result<Vec<_>>>()?;
-        LinearWeight::stack(parts).map_err(|source| Error::Tensor {
+        LinearWeight::stack(parts).and_then(|stack| stack.merged()).map_err(|source| Error::Tensor {
             file: self.source.describe().to_owned(),
             tensor: list(names),
             source: Box::new(source),
+        })
+    }
+
+    /// A table whose rows are looked up: it stays on the host as it is stored, whatever the device.
+    ///
+    /// # Errors
+    /// As [`Loader::linear`].
+    pub fn embedding(&mut self, name: &str) -> Result<Embedding> {
+        let info = self.take(name)?;
+        if info.shape.len() != 2 {
+            let (file, tensor) = self.at(&info);
+            return Err(Error::NotAMatrix { file, tensor, shape: info.shape });
+        }
+        self.check(&info, None)?;
+        Ok(match info.quantisation {
+            Some(_) => Embedding::quantised(self.source.quant(&info.name)?),
+            None => Embedding::plain(self.source.host(&info.name)?),
         })
     }
 
@@ -178,7 +179,21 @@ impl Loader {
         Err(Error::NotPlanned { file: self.source.describe().to_owned(), tensor: shown(name), problem })
     }
 
+    fn quantised(&self, info: &TensorInfo) -> Result<LinearWeight> {
+        self.check(info, None)?;
+        let weight = self.source.quant(&info.name)?;
+        let full_precision = info.quantisation.as_ref().is_some_and(Quantisation::full_precision);
+        let mode = self.options.quant.mode(&weight, full_precision, &self.device);
+        LinearWeight::from_quant(weight, mode, self.dtype, &self.device).map_err(|source| self.failed(info, source))
+    }
+
     fn convert(&self, info: &TensorInfo) -> Result<Tensor> {
+        if info.quantisation.is_some() {
+            self.check(info, None)?;
+            let wide = self.source.quant(&info.name)?.dequantize(self.dtype, &self.device);
+            let wide = wide.and_then(|t| t.reshape(info.shape.as_slice()).what("shape of a quantised tensor"));
+            return wide.map_err(|source| self.failed(info, source));
+        }
         self.check(info, Some(self.dtype))?;
         let host: HostTensor = self.source.host(&info.name)?;
         host.to_tensor(self.dtype, &self.device).map_err(|source| self.failed(info, source))
@@ -190,7 +205,10 @@ impl Loader {
             return Ok(());
         }
         let bytes = self.source.bytes(&info.name)?;
-        let found = scan::scan(bytes, info.dtype, target);
+        let found = match &info.quantisation {
+            Some(quantisation) => scan::codes(bytes, quantisation),
+            None => scan::scan(bytes, info.dtype, target),
+        };
         if let Some(scan::Bad { index, value }) = found.bad {
             let (file, tensor) = self.at(info);
             return Err(Error::NotFinite { file, tensor, index, value });
@@ -213,9 +231,13 @@ impl Loader {
     }
 }
 
-/// Whether a stored type can become `dtype`: floats of 16 bits and more into each other, anything else only into itself.
-/// Narrower types need the scales that come with them, so they are not widened here.
-fn is_loadable(stored: StoredDType, dtype: DType) -> bool {
+/// Whether a tensor can become `dtype`: quantised ones if their format is understood, floats of 16 bits and more into each
+/// other, anything else only into itself. Narrower types without a known scale are not widened.
+fn is_loadable(info: &TensorInfo, dtype: DType) -> bool {
+    let stored = info.dtype;
+    if let Some(quantisation) = &info.quantisation {
+        return quantisation.is_supported() && matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    }
     let float = matches!(stored, StoredDType::F64 | StoredDType::F32 | StoredDType::F16 | StoredDType::BF16);
     if float { dtype.is_float() && dtype.size_in_bytes() >= 2 } else { stored.to_candle() == Some(dtype) }
 }

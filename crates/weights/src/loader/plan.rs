@@ -8,7 +8,9 @@ use std::{
 use crate::{
     dtype::StoredDType,
     error::{Error, Result, count, list, shown},
+    gguf::GgmlType,
     inspect,
+    quant::Quantisation,
     source::{TensorInfo, TensorSource},
 };
 
@@ -59,13 +61,26 @@ pub struct Misshapen {
     pub expected: Vec<usize>,
 }
 
-/// A tensor whose element type the model cannot use.
+/// A tensor whose element type or quantisation cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unusable {
     /// Name.
     pub name: String,
     /// Element type in the file.
     pub dtype: StoredDType,
+    /// How it is quantised, if it is.
+    pub quantisation: Option<Quantisation>,
+}
+
+/// `blk.0.weight is IQ4_NL (type 20)`, `proj.weight is nvfp4`, `proj.weight is I8`.
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.quantisation {
+            Some(Quantisation::Ggml(blocks)) => write!(f, "{} is {blocks} (type {})", self.name, blocks.id()),
+            Some(other) => write!(f, "{} is {other}", self.name),
+            None => write!(f, "{} is {}", self.name, self.dtype),
+        }
+    }
 }
 
 /// Prefixes under which other programs store the same tensors.
@@ -91,12 +106,12 @@ pub struct PlanReport {
 }
 
 impl PlanReport {
-    /// Compares. `loadable` says whether an element type can be converted.
+    /// Compares. `loadable` says whether a tensor's values can be converted.
     pub fn new(
         source: &dyn TensorSource,
         expected: &[Expected],
         ignored: impl Fn(&str) -> bool,
-        loadable: impl Fn(StoredDType) -> bool,
+        loadable: impl Fn(&TensorInfo) -> bool,
     ) -> Self {
         let mut report = Self::default();
         let mut known = HashSet::with_capacity(expected.len());
@@ -108,12 +123,15 @@ impl PlanReport {
             match source.info(&e.name) {
                 None => report.missing.push(e.name.clone()),
                 Some(t) => {
-                    if t.shape != e.shape {
+                    // The extents of codes that are not understood mean nothing.
+                    let understood = t.quantisation.as_ref().is_none_or(Quantisation::is_supported);
+                    if t.shape != e.shape && understood {
                         let (found, expected) = (t.shape.clone(), e.shape.clone());
                         report.misshapen.push(Misshapen { name: e.name.clone(), found, expected });
                     }
-                    if !loadable(t.dtype) {
-                        report.unusable.push(Unusable { name: e.name.clone(), dtype: t.dtype });
+                    if !loadable(t) {
+                        let quantisation = t.quantisation.clone();
+                        report.unusable.push(Unusable { name: e.name.clone(), dtype: t.dtype, quantisation });
                     }
                 }
             }
@@ -154,10 +172,15 @@ impl fmt::Display for PlanReport {
         let shapes = self.misshapen.iter().map(|m| format!("{} is {:?}, needs {:?}", m.name, m.found, m.expected));
         part(self.misshapen.len(), "of another shape", list(shapes));
         part(self.unexpected.len(), "unexpected", list(&self.unexpected));
-        let types = self.unusable.iter().map(|u| format!("{} is {}", u.name, u.dtype));
-        part(self.unusable.len(), "of an unusable element type", list(types));
+        part(self.unusable.len(), "of an unusable type", list(self.unusable.iter().map(ToString::to_string)));
         part(self.repeated.len(), "planned twice", list(&self.repeated));
         f.write_str(&parts.join("; "))?;
+        if self.unusable.iter().any(|u| matches!(u.quantisation, Some(Quantisation::Ggml(_)))) {
+            write!(f, "; supported GGUF types: {}", GgmlType::supported())?;
+        }
+        if self.unusable.iter().any(|u| matches!(u.quantisation, Some(Quantisation::Unsupported(_)))) {
+            write!(f, "; supported quantisations: {}", Quantisation::supported())?;
+        }
         match &self.hint {
             Some(hint) => write!(f, "; {hint}"),
             None => Ok(()),

@@ -6,10 +6,11 @@
 //! the smallest value that rounds to infinity there.
 
 use candle_core::DType;
+use candle_fork::quant::Fp8Format;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use crate::dtype::StoredDType;
+use crate::{dtype::StoredDType, quant::Quantisation};
 
 /// Bytes that one thread looks at in one go.
 const PIECE: usize = 1 << 20;
@@ -66,6 +67,7 @@ macro_rules! bits {
         }
     };
 }
+bits!(i8);
 bits!(i16);
 bits!(i32);
 bits!(i64);
@@ -85,6 +87,38 @@ pub(crate) fn scan(bytes: &[u8], dtype: StoredDType, target: Option<DType>) -> S
         }
         StoredDType::F64 => {
             run::<i64>(bytes, limit, |b| text(f64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]])))
+        }
+        _ => Scan { bad: None, all_zero: false },
+    }
+}
+
+/// Looks at the codes of a quantised tensor: 8-bit floats for NaN and infinity, blocks for scales that are not finite.
+/// Scales that are tensors of their own are looked at where they are read.
+pub(crate) fn codes(bytes: &[u8], quantisation: &Quantisation) -> Scan {
+    match quantisation {
+        Quantisation::Fp8 { format, .. } => {
+            let first_bad: i8 = if *format == Fp8Format::E4M3 { 0x7f } else { 0x7c };
+            run(bytes, first_bad, |b| format.widen(b[0]).to_string())
+        }
+        Quantisation::Ggml(blocks) => {
+            let (size, scales) = (blocks.block_bytes(), blocks.half_scales());
+            let halves = |block: &[u8]| -> [f32; 2] {
+                let mut values =
+                    scales.iter().filter_map(|&at| Some(f16::from_le_bytes(*block.get(at..)?.first_chunk()?)));
+                [(); 2].map(|()| values.next().map_or(0.0, f16::to_f32))
+            };
+            let bad_scale = |block: &[u8]| halves(block).into_iter().find(|scale| !scale.is_finite());
+            let found = bytes.par_chunks_exact(size).position_first(|block| bad_scale(block).is_some());
+            let bad = found.map(|block| {
+                let scale = bad_scale(&bytes[block * size..][..size]).unwrap_or(f32::NAN);
+                Bad { index: block * blocks.block(), value: format!("in a block whose scale is {scale}") }
+            });
+            let is_zero = |block: &[u8]| halves(block) == [0.0; 2];
+            let all_zero = !scales.is_empty() && !bytes.is_empty() && bytes.par_chunks_exact(size).all(is_zero);
+            Scan { bad, all_zero }
+        }
+        Quantisation::Int8 { .. } | Quantisation::W4A4 { .. } => {
+            Scan { bad: None, all_zero: !bytes.is_empty() && bytes.par_iter().all(|&b| b == 0) }
         }
         _ => Scan { bad: None, all_zero: false },
     }

@@ -126,7 +126,7 @@ fn all_differences_are_in_one_message() {
     plan.push(Expected::new("q", [2]));
     let (report, text) = report(&tensors, &plan);
     assert_eq!((report.missing.len(), report.misshapen.len(), report.unexpected.len()), (11, 1, 12));
-    assert_eq!(report.unusable, [Unusable { name: "q".to_owned(), dtype: StoredDType::I8 }]);
+    assert_eq!(report.unusable, [Unusable { name: "q".to_owned(), dtype: StoredDType::I8, quantisation: None }]);
     assert!(text.contains("11 tensors missing (lost.00, ") && text.contains("lost.09 and 1 more)"), "{text}");
     assert!(!text.contains("lost.10"), "{text}");
     assert!(text.contains("1 tensor of another shape (w is [2, 3], needs [3, 2])"), "{text}");

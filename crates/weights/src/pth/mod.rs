@@ -12,9 +12,9 @@ mod state;
 mod tests;
 mod zip;
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, path::Path, sync::Arc};
 
-use candle_fork::{HostBytes, HostTensor};
+use candle_fork::HostBytes;
 
 pub use self::problem::PthError;
 use self::{pickle::Pickle, state::gather, zip::Archive};
@@ -142,7 +142,7 @@ fn read(file: &[u8]) -> Result<Contents, PthError> {
             gathered.insert(i, Arc::new(elements) as HostBytes);
             bytes.end = bytes.start + len;
         }
-        tensors.push(TensorInfo { name: t.name, dtype: t.dtype, shape: t.shape, bytes, file: 0 });
+        tensors.push(TensorInfo { name: t.name, dtype: t.dtype, shape: t.shape, bytes, file: 0, quantisation: None });
     }
     Ok((tensors, gathered))
 }
@@ -164,22 +164,11 @@ impl TensorSource for Pth {
         })
     }
 
-    fn host(&self, name: &str) -> Result<HostTensor> {
+    fn shared(&self, name: &str) -> Result<(HostBytes, Range<usize>)> {
         let i = self.find(name)?;
-        let t = &self.tensors[i];
-        let (file, tensor) = (|| self.files[0].name.clone(), || shown(name));
-        let Some(dtype) = t.dtype.to_candle() else {
-            let wanted = "a tensor; its raw bytes can be read".to_owned();
-            return Err(Error::DType { file: file(), tensor: tensor(), dtype: t.dtype, wanted });
-        };
-        let (owner, range) = match self.gathered.get(&i) {
+        Ok(match self.gathered.get(&i) {
             Some(elements) => (elements.clone(), 0..(**elements).as_ref().len()),
-            None => (self.file.clone(), t.bytes.clone()),
-        };
-        HostTensor::new(owner, range, dtype, t.shape.as_slice()).map_err(|source| Error::Tensor {
-            file: file(),
-            tensor: tensor(),
-            source: Box::new(source),
+            None => (self.file.clone(), self.tensors[i].bytes.clone()),
         })
     }
 

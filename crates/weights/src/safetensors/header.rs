@@ -112,7 +112,7 @@ fn check_entry(raw: RawTensor, data_start: usize, len: usize) -> Result<TensorIn
     let (Some(from), Some(to)) = (absolute(begin), absolute(end)) else {
         return Err(HeaderError::Truncated { expected: end.saturating_add(data_start as u64), len });
     };
-    Ok(TensorInfo { name, dtype, shape: extents, bytes: from..to, file: 0 })
+    Ok(TensorInfo { name, dtype, shape: extents, bytes: from..to, file: 0, quantisation: None })
 }
 
 /// Every byte of the data belongs to exactly one tensor.

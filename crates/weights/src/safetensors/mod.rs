@@ -8,9 +8,9 @@ mod sniff;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, fs, io::Read, path::Path, sync::Arc};
+use std::{collections::BTreeMap, fs, io::Read, ops::Range, path::Path, sync::Arc};
 
-use candle_fork::{HostBytes, HostTensor};
+use candle_fork::HostBytes;
 
 pub(crate) use self::{header::METADATA, index::is_plain_path, json::shown_message, sniff::sniff};
 pub use self::{
@@ -184,19 +184,9 @@ impl TensorSource for Safetensors {
         Ok(self.slice(self.require(name)?))
     }
 
-    fn host(&self, name: &str) -> Result<HostTensor> {
+    fn shared(&self, name: &str) -> Result<(HostBytes, Range<usize>)> {
         let t = self.require(name)?;
-        let Some(dtype) = t.dtype.to_candle() else {
-            return Err(Error::DType {
-                file: self.file_of(t).to_owned(),
-                tensor: shown(name),
-                dtype: t.dtype,
-                wanted: "a tensor; its raw bytes can be read".to_owned(),
-            });
-        };
-        HostTensor::new(self.buffers[t.file].clone(), t.bytes.clone(), dtype, t.shape.as_slice()).map_err(|source| {
-            Error::Tensor { file: self.file_of(t).to_owned(), tensor: shown(name), source: Box::new(source) }
-        })
+        Ok((self.buffers[t.file].clone(), t.bytes.clone()))
     }
 
     fn describe(&self) -> &str {

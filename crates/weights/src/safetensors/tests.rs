@@ -288,7 +288,10 @@ fn paths_that_are_no_files_are_refused() {
     let dir = TempDir::new().unwrap();
     let missing = dir.path().join("none.safetensors");
     assert!(matches!(Safetensors::open(&missing), Err(Error::Io { action: "open", .. })));
-    assert!(matches!(Safetensors::open(dir.path()), Err(Error::NoWeights { problem: "no safetensors file", .. })));
+    assert!(matches!(
+        Safetensors::open(dir.path()),
+        Err(Error::NoWeights { problem: "no safetensors or GGUF file", .. })
+    ));
     let empty = dir.path().join("empty.safetensors");
     fs::write(&empty, b"").unwrap();
     let text = Safetensors::open(&empty).unwrap_err().to_string();

@@ -22,6 +22,7 @@ pub(super) struct Movie {
     /// Numbers of the key frames, counted from 1.
     keys: Vec<u32>,
     total_bytes: u64,
+    description: Option<String>,
 }
 
 impl Movie {
@@ -44,7 +45,12 @@ impl Movie {
             sizes: Vec::new(),
             keys: Vec::new(),
             total_bytes: 0,
+            description: None,
         }
+    }
+
+    pub(super) fn describe(&mut self, text: &str) {
+        self.description = Some(text.to_owned());
     }
 
     pub(super) fn frames(&self) -> u64 {
@@ -125,6 +131,9 @@ impl Movie {
                 });
                 put(out, b"mdia", |out| self.mdia(out, sets, first_offset, width));
             });
+            if let Some(text) = &self.description {
+                put(out, b"udta", |out| description(out, text));
+            }
         });
         out
     }
@@ -261,6 +270,29 @@ enum OffsetWidth {
 
 fn u32s(out: &mut Vec<u8>, values: impl IntoIterator<Item = u32>) {
     out.extend(values.into_iter().flat_map(u32::to_be_bytes));
+}
+
+/// A description as iTunes writes it, and as other programs read it.
+fn description(out: &mut Vec<u8>, text: &str) {
+    put(out, b"meta", |out| {
+        u32s(out, [0]);
+        put(out, b"hdlr", |out| {
+            u32s(out, [0, 0]);
+            out.extend(b"mdirappl");
+            // Nothing reserved, no name.
+            u32s(out, [0, 0]);
+            out.push(0);
+        });
+        put(out, b"ilst", |out| {
+            put(out, b"desc", |out| {
+                put(out, b"data", |out| {
+                    // UTF-8 text in no language of its own.
+                    u32s(out, [1, 0]);
+                    out.extend(text.as_bytes());
+                });
+            });
+        });
+    });
 }
 
 /// A box: its length, its kind, and what `body` writes. Those here are far below 4 GiB.

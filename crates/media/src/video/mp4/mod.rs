@@ -35,6 +35,10 @@ impl Mp4Writer {
 }
 
 impl FrameSink for Mp4Writer {
+    fn describe(&mut self, text: &str) {
+        self.movie.describe(text);
+    }
+
     fn write(&mut self, frame: &Rgb8) -> Result<()> {
         if self.movie.frames() >= self.movie.max_frames() {
             return Err(Error::TooManyFrames { format: VideoFormat::Mp4, max: self.movie.max_frames() });
