@@ -2,12 +2,13 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    ops::Range,
     path::Path,
     sync::Arc,
 };
 
 use candle_core::DType;
-use candle_fork::HostTensor;
+use candle_fork::{HostBytes, quant::QuantWeight};
 use weights::{
     Error as WeightsError, ModelFolder, SourceFile, StoredDType, TensorInfo, TensorSource,
     folder::MODEL_INDEX,
@@ -273,19 +274,12 @@ impl TensorSource for Renamed {
         self.inner.bytes(&self.names[self.find(name)?])
     }
 
-    fn host(&self, name: &str) -> weights::Result<HostTensor> {
-        let i = self.find(name)?;
-        let host = self.inner.host(&self.names[i])?;
-        let shape = self.tensors[i].shape.as_slice();
-        if host.dims() == shape {
-            return Ok(host);
-        }
-        let (dtype, len) = (host.dtype(), host.bytes().len());
-        HostTensor::new(Arc::new(Bytes(host)), 0..len, dtype, shape).map_err(|source| WeightsError::Tensor {
-            file: self.file_of(&self.tensors[i]).to_owned(),
-            tensor: self.names[i].clone(),
-            source: Box::new(source),
-        })
+    fn shared(&self, name: &str) -> weights::Result<(HostBytes, Range<usize>)> {
+        self.inner.shared(&self.names[self.find(name)?])
+    }
+
+    fn quant(&self, name: &str) -> weights::Result<QuantWeight> {
+        self.inner.quant(&self.names[self.find(name)?])
     }
 
     fn describe(&self) -> &str {
@@ -294,15 +288,6 @@ impl TensorSource for Renamed {
 
     fn metadata(&self) -> &BTreeMap<String, String> {
         self.inner.metadata()
-    }
-}
-
-/// The elements of a tensor, to be seen in another shape.
-pub(crate) struct Bytes(pub(crate) HostTensor);
-
-impl AsRef<[u8]> for Bytes {
-    fn as_ref(&self) -> &[u8] {
-        self.0.bytes()
     }
 }
 

@@ -27,7 +27,7 @@ impl WanVae {
     /// # Errors
     /// [`Error::Memory`] if nothing fits the limit; [`Error::Tiling`] for a number of bands that is not possible.
     pub fn decode_plan(&self, extents: (usize, usize, usize), options: &DecodeOptions) -> Result<ClipPlan> {
-        memory::decode_plan(self.architecture(), self.0.weight_size, extents, options)
+        memory::decode_plan(self.architecture(), self.0.precision, extents, options)
     }
 
     /// Decodes a clip: `sink` gets the frames of each latent frame in order, `[C, m, H, W]` f32 in -1..=1, with m 1 and
@@ -170,10 +170,7 @@ impl WanVae {
         let (count, height, width) = extents;
         let plan = self.decode_plan(extents, options)?;
         observer.notify(Event::Stage { name: "vae decode" })?;
-        let chunk = match self.0.device.is_cpu() {
-            true => memory::chunk(height, width),
-            false => memory::device_chunk(height, width),
-        };
+        let chunk = memory::chunk(self.0.precision, height, width);
         // Runs of the first part and of the second.
         let runs = chunks(count, chunk).count();
         let (first, second) = match plan {

@@ -38,7 +38,7 @@ impl WanVae {
     /// # Errors
     /// [`Error::Memory`] if nothing fits the limit; [`Error::Tiling`] for bands or tiles that are not possible.
     pub fn encode_plan(&self, extents: (usize, usize, usize), options: &EncodeOptions) -> Result<ClipPlan> {
-        memory::encode_plan(self.architecture(), self.0.weight_size, extents, options)
+        memory::encode_plan(self.architecture(), self.0.precision, extents, options)
     }
 
     /// Encodes a clip: `frames` gives tensors `[C, m, H, W]` in -1..=1 with any m, `sink` gets latents `[z, n, h, w]`.

@@ -47,7 +47,7 @@ pub use config::VaeConfig;
 pub use encode_clip::EncodedClip;
 pub use error::{Error, Result};
 pub use latents::{NormalizedLatents, RawLatents, Statistics};
-pub use memory::{ClipMemory, ClipPlan};
+pub use memory::{ClipMemory, ClipPlan, Precision};
 pub use options::{BlendedTiles, DecodeOptions, EncodeOptions, LoadOptions, Remainder, Tiling};
 pub use plan::expected;
 pub use policy::{Cancelled, Event, Observer, Silent};

@@ -13,6 +13,7 @@ use crate::{
     error::{Error, Result},
     latents::Statistics,
     layers::Builder,
+    memory::Precision,
     network::{Decoder, Encoder},
     options::LoadOptions,
     plan::expected,
@@ -77,10 +78,10 @@ impl WanVae {
             None => None,
         };
         loader.finish()?;
-        let (device, weight_size) = (options.device.clone(), dtype.size_in_bytes() as u64);
-        let compute = if device.is_cpu() { DType::F32 } else { dtype };
+        let device = options.device.clone();
+        let precision = Precision::new(device.location(), dtype);
         let backends = Backends::of(options);
-        let inner = Inner { architecture, statistics, encoder, decoder, device, compute, backends, weight_size };
+        let inner = Inner { architecture, statistics, encoder, decoder, device, precision, backends };
         Ok(Self(Arc::new(inner)))
     }
 }

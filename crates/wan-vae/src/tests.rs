@@ -161,7 +161,7 @@ fn a_state_does_not_grow() {
             assert_eq!(state.bytes(), bytes);
         }
         // What the estimate says.
-        let memory = crate::ClipMemory::decode(vae.architecture(), 4, (9, 2, 2), crate::ClipPlan::Whole);
+        let memory = crate::ClipMemory::decode(vae.architecture(), vae.precision(), (9, 2, 2), crate::ClipPlan::Whole);
         assert_eq!(memory.cache, bytes);
     }
 }

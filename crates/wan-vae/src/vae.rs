@@ -10,6 +10,7 @@ use crate::{
     backends::{Backends, Entered},
     error::{Error, Result, shape},
     latents::{NormalizedLatents, RawLatents, Statistics},
+    memory::Precision,
     network::{Decoder, Encoder, Tick},
     state::{DecoderState, EncoderState},
 };
@@ -25,17 +26,19 @@ pub(crate) struct Inner {
     pub(crate) encoder: Option<Encoder>,
     pub(crate) decoder: Option<Decoder>,
     pub(crate) device: Device,
-    /// Element type of activations.
-    pub(crate) compute: DType,
+    pub(crate) precision: Precision,
     pub(crate) backends: Backends,
-    /// Bytes of a stored weight.
-    pub(crate) weight_size: u64,
 }
 
 impl WanVae {
     /// What the network looks like.
     pub fn architecture(&self) -> &Architecture {
         &self.0.architecture
+    }
+
+    /// Element types, and where it computes.
+    pub fn precision(&self) -> Precision {
+        self.0.precision
     }
 
     /// Channels of the latents.
@@ -176,7 +179,7 @@ impl WanVae {
         if let Some((channel, frame, value)) = not_finite(&latents)? {
             return Err(Error::NonFiniteLatents { value, channel, frame });
         }
-        Ok(latents.unsqueeze(0).and_then(|latents| latents.to_dtype(self.0.compute)).what("latents")?)
+        Ok(latents.unsqueeze(0).and_then(|latents| latents.to_dtype(self.0.precision.activations)).what("latents")?)
     }
 
     fn on_device(&self, x: &Tensor, what: &'static str) -> Result<Tensor> {
@@ -270,7 +273,7 @@ impl WanVae {
         if let Some((channel, frame, value)) = not_finite(&frames)? {
             return Err(Error::NonFiniteFrames { value, channel, frame });
         }
-        Ok(frames.to_dtype(self.0.compute).what("frames")?)
+        Ok(frames.to_dtype(self.0.precision.activations).what("frames")?)
     }
 }
 

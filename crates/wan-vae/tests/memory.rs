@@ -125,7 +125,7 @@ fn clips_take_what_the_estimate_says() {
             let options = DecodeOptions::default().with_tiling(tiling);
             let found = peak(|| vae.decode_clip(&z, &options, &Silent, &mut |_| Ok(())).unwrap());
             let plan = vae.decode_plan((latents, rows, columns), &options).unwrap();
-            let memory = ClipMemory::decode(vae.architecture(), 4, (latents, rows, columns), plan);
+            let memory = ClipMemory::decode(vae.architecture(), vae.precision(), (latents, rows, columns), plan);
             holds(found, &memory, format!("decode of {latents}, {plan:?}"));
 
             let (frames, height, width) = (vae.frames(latents), rows * factor, columns * factor);
@@ -136,7 +136,7 @@ fn clips_take_what_the_estimate_says() {
                 vae.encode_clip(&mut pieces, &options, &Silent, &mut |_| Ok(())).unwrap();
             });
             let plan = vae.encode_plan((frames, height, width), &options).unwrap();
-            let memory = ClipMemory::encode(vae.architecture(), 4, (frames, height, width), plan);
+            let memory = ClipMemory::encode(vae.architecture(), vae.precision(), (frames, height, width), plan);
             holds(found, &memory, format!("encode of {frames}, {plan:?}"));
         }
     }

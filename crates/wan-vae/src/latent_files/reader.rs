@@ -7,10 +7,7 @@ use candle_fork::{HostBytes, HostTensor, What};
 use weights::{Pth, Safetensors, TensorSource};
 
 use super::{NPY, axes, check_dtype, choose, io, npy};
-use crate::{
-    checkpoint::Bytes,
-    error::{Error, Result},
-};
+use crate::error::{Error, Result};
 
 /// Frames of a sample: enough for statistics, whatever the length of the clip.
 const SAMPLE: usize = 16;
@@ -68,9 +65,7 @@ impl LatentFile {
         let tensor = choose(source.tensors()).map_err(refuse)?;
         check_dtype(tensor.dtype).map_err(refuse)?;
         let axes = axes(&tensor.shape).map_err(refuse)?;
-        let host = source.host(&tensor.name)?;
-        let (dtype, len) = (host.dtype(), host.bytes().len());
-        let planes = HostTensor::new(Arc::new(Bytes(host)), 0..len, dtype, planes(axes))?;
+        let planes = source.host(&tensor.name)?.reshape(planes(axes))?;
         Ok(Self { name, planes, axes, metadata: source.metadata().clone() })
     }
 

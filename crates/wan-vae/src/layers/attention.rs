@@ -1,7 +1,7 @@
 //! Attention between the positions of a frame.
 
 use candle_core::Tensor;
-use candle_fork::{Activation, AttentionMask, What, attention, residual};
+use candle_fork::{AttentionMask, What, attention, residual};
 
 use super::{conv::Pointwise, norm::Norm, slots::Builder};
 use crate::error::Result;
@@ -27,7 +27,7 @@ impl Attention {
     pub(crate) fn forward(&self, x: Tensor) -> Result<Tensor> {
         const WHAT: &str = "positions of frames";
         let (_, channels, frames, height, width) = x.dims5().what(WHAT)?;
-        let normed = self.norm.forward(None, &x, Activation::None)?;
+        let normed = self.norm.forward(&x)?;
         let qkv = self.qkv.forward(&normed)?;
         drop(normed);
         // [T, H W, 3 C]: positions as rows, which is how channels-last memory has them.

@@ -2,8 +2,10 @@
 
 use candle_core::Tensor;
 use candle_fork::{
-    Activation, ConvParams, What, conv_nd, conv_nd_add,
-    frames::cat_frames,
+    ConvParams, What,
+    conv::FEW_FILTERS,
+    conv_nd, conv_nd_add,
+    frames::{cat_frames, tail_frames},
     layout::{self, MemoryOrder, native_order},
 };
 
@@ -30,7 +32,7 @@ pub(crate) struct CausalConv3d {
 }
 
 /// Channels-last kernels of the devices move groups of so many channels; other numbers are several times slower.
-const GROUP: usize = 8;
+pub(crate) const GROUP: usize = 8;
 
 /// Frames before its own that a kernel sees.
 const REACH: usize = 2;
@@ -40,8 +42,11 @@ impl CausalConv3d {
         let (mut weight, mut bias) = (builder.tensor(prefix, "weight")?, builder.tensor(prefix, "bias")?);
         let filters = weight.dim(0).what("filters")?;
         if native_order(weight.device(), weight.dtype()) == MemoryOrder::ChannelsLast {
-            weight = grouped(&grouped(&weight, 0)?, 1)?;
-            bias = grouped(&bias, 0)?;
+            weight = grouped(&weight, 1)?;
+            if filters > FEW_FILTERS {
+                weight = grouped(&weight, 0)?;
+                bias = grouped(&bias, 0)?;
+            }
         }
         let weight = layout::native(&weight)?;
         let last = weight.dim(2).and_then(|taps| weight.narrow(2, taps - 1, 1)).what("last tap of a kernel")?;
@@ -53,15 +58,16 @@ impl CausalConv3d {
         if x.dims().get(1) != self.weight.dims().get(1) {
             x = grouped(&x, 1)?;
         }
-        self.run(slots, None, move |past| match past {
-            Some(past) => Ok(cat_frames(past, &x)?),
-            None => Ok(x),
+        self.run(slots, None, move |past, keep| {
+            let buffer = past.map_or_else(|| Ok(x.clone()), |past| cat_frames(past, &x))?;
+            let tail = keep.map(|keep| tail_frames(&buffer, keep)).transpose()?;
+            Ok((buffer, tail))
         })
     }
 
     /// The same of `silu(norm(x))`, which is written straight behind the remembered frames.
     pub(crate) fn forward_normed(&self, norm: &Norm, x: Tensor, slots: &mut Slots) -> Result<Tensor> {
-        self.run(slots, None, move |past| norm.forward(past, &x, Activation::Silu))
+        self.run(slots, None, move |past, keep| norm.after(past, &x, keep))
     }
 
     /// [`Self::forward_normed`] plus a residual `[1, K, T, H, W]`.
@@ -72,25 +78,25 @@ impl CausalConv3d {
         residual: &Tensor,
         slots: &mut Slots,
     ) -> Result<Tensor> {
-        self.run(slots, Some(residual), move |past| norm.forward(past, &x, Activation::Silu))
+        self.run(slots, Some(residual), move |past, keep| norm.after(past, &x, keep))
     }
 
-    /// `input` puts what it is given before the current frames.
+    /// `input` puts what it is given before the current frames, and copies so many of the last if it shall.
     fn run(
         &self,
         slots: &mut Slots,
         residual: Option<&Tensor>,
-        input: impl FnOnce(Option<&Tensor>) -> Result<Tensor>,
+        input: impl FnOnce(Option<&Tensor>, Option<usize>) -> Result<(Tensor, Option<Tensor>)>,
     ) -> Result<Tensor> {
         let taps = self.weight.dim(2).what("taps in time")?;
         if taps == 1 {
-            return self.convolve(&input(None)?, &self.weight, 0, residual);
+            return self.convolve(&input(None, None)?.0, &self.weight, 0, residual);
         }
         let past = slots.take(&self.slot);
         let remembered = past.as_ref().map_or(Ok(0), |past| past.dim(2)).what("remembered frames")?;
-        let buffer = input(past.as_ref())?;
+        let (buffer, tail) = input(past.as_ref(), Some(REACH))?;
         drop(past);
-        slots.remember(&self.slot, &buffer, REACH)?;
+        slots.remember(&self.slot, tail);
         if slots.start() {
             return self.convolve(&buffer, &self.last, 0, residual);
         }

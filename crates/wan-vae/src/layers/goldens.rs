@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use candle_fork::Activation;
 use weights::{Expected, Loader, Safetensors, TensorSource};
 
 use super::*;
@@ -80,7 +79,7 @@ fn norm_of_videos_and_of_pictures() {
     let golden = Golden::open();
     for case in ["norm", "norm_image"] {
         let (norm, _) = golden.load(case, Norm::load);
-        let y = norm.forward(None, &golden.input(case), Activation::None).unwrap();
+        let y = norm.forward(&golden.input(case)).unwrap();
         golden.check(case, &y);
         // All channels of one position are zero, and stay so.
         let at = |x: &Tensor| elements(&x.narrow(2, 1, 1).unwrap().narrow(3, 0, 1).unwrap().narrow(4, 3, 1).unwrap());

@@ -19,7 +19,7 @@ mod tests;
 
 pub(crate) use self::{
     attention::Attention,
-    conv::{CausalConv3d, Pointwise},
+    conv::{CausalConv3d, GROUP, Pointwise},
     norm::Norm,
     patches::{patchify, pixel_order, unpack},
     resample::{Downsample, Upsample},

@@ -1,7 +1,7 @@
 //! The norm over channels.
 
 use candle_core::Tensor;
-use candle_fork::{Activation, channel_rms_norm_after};
+use candle_fork::{Activation, channel_rms_norm, channel_rms_norm_after, norm::channel_rms_norm_with_tail};
 
 use super::slots::Builder;
 use crate::error::Result;
@@ -17,8 +17,21 @@ impl Norm {
         Ok(Self { gamma: builder.tensor(prefix, "gamma")? })
     }
 
-    /// The frames of `past`, then the normalised ones of x.
-    pub(super) fn forward(&self, past: Option<&Tensor>, x: &Tensor, activation: Activation) -> Result<Tensor> {
-        Ok(channel_rms_norm_after(past, x, &self.gamma, activation)?)
+    /// The norm alone.
+    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(channel_rms_norm(x, &self.gamma, Activation::None)?)
+    }
+
+    /// The frames of `past`, then the normalised ones of x, with SiLU; and a copy of the last `keep` of them all.
+    pub(super) fn after(
+        &self,
+        past: Option<&Tensor>,
+        x: &Tensor,
+        keep: Option<usize>,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        const SILU: Activation = Activation::Silu;
+        let Some(keep) = keep else { return Ok((channel_rms_norm_after(past, x, &self.gamma, SILU)?, None)) };
+        let (y, tail) = channel_rms_norm_with_tail(past, x, &self.gamma, SILU, keep)?;
+        Ok((y, Some(tail)))
     }
 }

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use candle_fork::{
     ConvParams, What, conv_nd,
-    frames::{cat_frames, split_pairs},
+    frames::{cat_frames, split_pairs, tail_frames},
     interleave2d, layout,
 };
 
@@ -139,7 +139,7 @@ impl TimeConv {
     /// passed by and is not remembered.
     fn double(&self, x: Tensor, slots: &mut Slots) -> Result<Tensor> {
         let (buffer, remembered) = self.input(x, slots)?;
-        slots.remember(&self.slot, &buffer, 2)?;
+        slots.remember(&self.slot, Some(tail_frames(&buffer, 2)?));
         let params = ConvParams { padding: [(2 - remembered, 0), (0, 0), (0, 0)], ..ConvParams::default() };
         // All channels of the earlier frame of a pair, then all of the later one.
         Ok(split_pairs(&conv_nd(&buffer, &self.weight, Some(&self.bias), &params)?)?)
@@ -149,11 +149,11 @@ impl TimeConv {
     /// is remembered.
     fn halve(&self, x: Tensor, slots: &mut Slots) -> Result<Tensor> {
         if slots.start() {
-            slots.remember(&self.slot, &x, 1)?;
+            slots.remember(&self.slot, Some(tail_frames(&x, 1)?));
             return Ok(x);
         }
         let (buffer, _) = self.input(x, slots)?;
-        slots.remember(&self.slot, &buffer, 1)?;
+        slots.remember(&self.slot, Some(tail_frames(&buffer, 1)?));
         let params = ConvParams { stride: [2, 1, 1], ..ConvParams::default() };
         Ok(conv_nd(&buffer, &self.weight, Some(&self.bias), &params)?)
     }

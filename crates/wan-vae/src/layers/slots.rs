@@ -1,7 +1,7 @@
 //! What causal layers remember, and the loading of layers that do.
 
 use candle_core::Tensor;
-use candle_fork::{frames::tail_frames, layout};
+use candle_fork::layout;
 use weights::Loader;
 
 use crate::error::Result;
@@ -45,13 +45,11 @@ impl Slots {
         self.past.get_mut(slot.0).and_then(Option::take)
     }
 
-    /// Remembers a copy of the last `count` frames of `x`, or as many as there are.
-    pub(super) fn remember(&mut self, slot: &Slot, x: &Tensor, count: usize) -> Result<()> {
-        let tail = tail_frames(x, count)?;
+    /// Remembers frames, which should own their memory: see [`candle_fork::frames::tail_frames`].
+    pub(super) fn remember(&mut self, slot: &Slot, tail: Option<Tensor>) {
         if let Some(past) = self.past.get_mut(slot.0) {
-            *past = Some(tail);
+            *past = tail;
         }
-        Ok(())
     }
 
     /// Bytes held.

@@ -13,6 +13,8 @@ pub(super) struct Walk {
     pub(super) peak: f64,
     /// Frames that a layer remembers.
     past: usize,
+    /// Channels that come together at the ends of the network.
+    group: usize,
     /// Whether there are later frames than the first.
     moving: bool,
 }
@@ -45,10 +47,10 @@ impl Extents {
 impl Walk {
     /// For a clip of so many latent frames: of a picture, layers remember the one frame that they see, and those of
     /// networks for pictures remember nothing.
-    pub(super) fn new(architecture: &Architecture, latents: usize) -> Self {
+    pub(super) fn new(architecture: &Architecture, group: usize, latents: usize) -> Self {
         let moving = latents > 1 && architecture.temporal_kernel > 1;
         let past = if moving { 2 } else { usize::from(architecture.temporal_kernel > 1) };
-        Self { cache: 0.0, peak: 0.0, past, moving }
+        Self { cache: 0.0, peak: 0.0, past, group, moving }
     }
 
     /// Frames of the past that a layer sees before its own.
@@ -67,6 +69,7 @@ impl Walk {
 
     /// A convolution over space and time on `frames` frames, its input joined to the remembered ones.
     fn conv(&mut self, (input, output): (usize, usize), frames: usize, positions: f64) {
+        let [input, output] = [input, output].map(|channels| channels.next_multiple_of(self.group));
         self.remembers(input, positions);
         self.peak((input * (2 * frames + self.joined()) + output * frames) as f64 * positions);
     }

@@ -100,7 +100,9 @@ fn an_encode_keeps_to_its_limit_or_gives_the_figure() {
         let (height, width) = (96 * side(&vae), side(&vae));
         let x = noise(7, 0.5, &[3, 9, height, width]);
         let whole = encode(&vae, &x, &[9]);
-        let needs = |frames, plan| ClipMemory::encode(vae.architecture(), 4, (frames, height, width), plan).total();
+        let needs = |frames, plan| {
+            ClipMemory::encode(vae.architecture(), vae.precision(), (frames, height, width), plan).total()
+        };
         let limited = |bytes| EncodeOptions::default().with_max_bytes(Some(bytes));
         let enough = needs(9, ClipPlan::Whole);
         assert_eq!(bits(&encoded_clip(&vae, &x, 4, &limited(enough)).unwrap()), bits(&whole));
@@ -142,6 +144,6 @@ fn a_limit_that_nothing_fits_gives_the_figure() {
     let options = DecodeOptions::default().with_max_bytes(Some(1000));
     let error = clip(&vae, &z, &options).unwrap_err();
     assert!(matches!(error, Error::Memory { max_bytes: 1000, .. }), "{error}");
-    let whole = ClipMemory::decode(vae.architecture(), 4, (3, 4, 4), ClipPlan::Whole).total();
+    let whole = ClipMemory::decode(vae.architecture(), vae.precision(), (3, 4, 4), ClipPlan::Whole).total();
     assert!(clip(&vae, &z, &DecodeOptions::default().with_max_bytes(Some(whole))).is_ok());
 }
