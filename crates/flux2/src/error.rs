@@ -24,6 +24,16 @@ pub enum Error {
         /// What is missing here.
         what: String,
     },
+    /// A GGUF file holds another model than the one that is needed.
+    #[error("{file} holds a model of architecture `{found}`, `{expected}` is needed")]
+    Architecture {
+        /// The file.
+        file: String,
+        /// Architecture that it names.
+        found: String,
+        /// Architecture that is needed.
+        expected: &'static str,
+    },
     /// A value of a configuration file is outside of what the architecture allows.
     #[error("{component} config: {field} is {value}, expected {expected}")]
     Config {
@@ -153,6 +163,28 @@ pub enum Error {
         /// What holds them.
         what: &'static str,
     },
+    /// No way to make the picture fits the limit of memory.
+    #[error("{what} needs at least {} MiB, the limit is {} MiB: {hint}", needed.div_ceil(1 << 20), max_vram >> 20)]
+    Memory {
+        /// The component that does not fit.
+        what: &'static str,
+        /// Bytes that it needs with everything streamed that can be.
+        needed: u64,
+        /// The limit in bytes.
+        max_vram: u64,
+        /// What would help.
+        hint: &'static str,
+    },
+    /// The device has no memory left.
+    #[error(
+        "the device is out of memory: a limit (max_vram) below what is free streams weights from the host, a smaller \
+         picture takes less"
+    )]
+    OutOfMemory {
+        /// What asked for memory.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The schedule or one of its steps cannot be computed.
     #[error(transparent)]
     Schedule(#[from] sampling::Error),
@@ -172,19 +204,42 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl From<weights::Error> for Error {
     fn from(source: weights::Error) -> Self {
+        if is_out_of_memory(&source) {
+            return Self::OutOfMemory { source: Box::new(source) };
+        }
         Self::Weights(Box::new(source))
     }
 }
 
 impl From<candle_fork::Error> for Error {
     fn from(source: candle_fork::Error) -> Self {
+        if is_out_of_memory(&source) {
+            return Self::OutOfMemory { source: Box::new(source) };
+        }
         Self::Op(Box::new(source))
     }
+}
+
+/// Whether an error or one behind it is that of a driver without memory. Candle keeps only the text of such errors.
+fn is_out_of_memory(error: &(dyn std::error::Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| error.source())
+        .any(|error| error.to_string().contains("CUDA_ERROR_OUT_OF_MEMORY"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_driver_without_memory_is_told_apart() {
+        let failed = |text: &str| candle_fork::Error::Candle {
+            what: "memory for a result",
+            source: Box::new(candle_core::Error::Msg(text.to_owned())),
+        };
+        let error = Error::from(failed("DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")"));
+        assert!(matches!(error, Error::OutOfMemory { .. }), "{error:?}");
+        assert!(matches!(Error::from(failed("DriverError(CUDA_ERROR_UNKNOWN)")), Error::Op(_)));
+    }
 
     #[test]
     fn errors_are_small() {

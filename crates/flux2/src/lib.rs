@@ -29,13 +29,18 @@
 
 #![forbid(unsafe_code)]
 
+mod backends;
 pub mod config;
 pub mod error;
 pub mod generation;
+pub mod layouts;
+pub mod memory;
 pub mod options;
+mod parts;
 pub mod pipeline;
 mod plan;
 pub mod sizes;
+mod streaming;
 pub mod text_encoder;
 pub mod tokenizer;
 pub mod transformer;
@@ -47,12 +52,15 @@ mod testing;
 pub use config::{Qwen3Config, TransformerConfig, VaeConfig};
 pub use error::{Error, Result};
 pub use generation::{GenerationDefaults, ModelKind};
-pub use options::LoadOptions;
-pub use pipeline::{DenoiseInput, DenoiseStep, Flux2Pipeline, GenerateOptions, Generated, Notice, PromptEmbeds};
+pub use options::{Launches, LoadOptions, Residency};
+pub use pipeline::{
+    Components, DenoiseInput, DenoiseStep, Flux2Pipeline, GenerateOptions, Generated, GeneratedRgb8, Notice,
+    PromptEmbeds, TensorSources,
+};
 pub use policy::{Cancelled, Event, Observer, Silent};
 pub use sampling::NoiseGenerator;
 pub use text_encoder::Qwen3Encoder;
 pub use tokenizer::{PromptTokenizer, Tokens};
 pub use transformer::Flux2Transformer;
 pub use vae::Flux2Vae;
-pub use weights::{ModelFolder, ValueCheck};
+pub use weights::{ModelFolder, QuantPolicy, ValueCheck};

@@ -1,9 +1,11 @@
-//! How weights are loaded.
+//! How models are loaded and run.
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use candle_core::{DType, Device};
-use weights::{Expected, Loader, LoaderOptions, TensorSource, ValueCheck};
+use candle_fork::cudnn_policy::PlanChoice;
+use policy::{AttentionPolicy, ConvPolicy, ModelFamily};
+use weights::{Expected, Loader, LoaderOptions, QuantPolicy, TensorSource, ValueCheck};
 
 use crate::error::Result;
 
@@ -17,11 +19,66 @@ pub struct LoadOptions {
     pub dtype: DType,
     /// Whether the values of weights are looked at.
     pub values: ValueCheck,
+    /// Convolution backend of every call; by default that of [`ModelFamily::Flux2`].
+    pub conv: ConvPolicy,
+    /// Attention backend of every call; by default that of [`ModelFamily::Flux2`].
+    pub attention: AttentionPolicy,
+    /// How quantised matrices take part in products.
+    pub quant: QuantPolicy,
+    /// How cuDNN's plans are chosen where a policy lets it work: by default the fastest, timed once for each shape.
+    pub plans: PlanChoice,
+    /// Folder that keeps chosen plans for later processes; none keeps them in memory only.
+    pub plan_cache: Option<Arc<Path>>,
+    /// Whether a pipeline's text encoder stays on the device while the transformer is there.
+    pub text_encoder: Residency,
+    /// How a step of the transformer is given to a device.
+    pub launches: Launches,
+    /// Most bytes that a pipeline's tensors may take on a device of its own; none is no limit. What does not fit is
+    /// streamed from the host block by block, with the same results.
+    pub max_vram: Option<u64>,
+}
+
+/// Whether a component of a pipeline stays on the device while another works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Residency {
+    /// It stays: what a process needs that makes pictures of many prompts.
+    Stay,
+    /// It is read again for each new prompt, and on a device of its own makes room for what comes next. On the CPU weights
+    /// stay mapped and cost nothing, so it stays.
+    #[default]
+    Release,
+}
+
+/// How a step of the transformer is given to a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Launches {
+    /// Op by op.
+    #[default]
+    Eager,
+    /// As a graph of the driver: the second step of a shape is recorded, later ones of the process replay it. Worth it where
+    /// the host cannot keep up with the device, for small pictures. Where a step cannot be recorded (on the CPU, while
+    /// blocks are streamed, on a device that was not made by [`candle_fork::stream::cuda_device`]) it runs op by op.
+    Recorded,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { device: Device::Cpu, dtype: DType::F32, values: ValueCheck::default() }
+        let family = ModelFamily::Flux2;
+        Self {
+            device: Device::Cpu,
+            dtype: DType::F32,
+            values: ValueCheck::default(),
+            conv: ConvPolicy::for_family(family),
+            attention: AttentionPolicy::for_family(family),
+            quant: QuantPolicy::default(),
+            plans: PlanChoice::Timed { max_plans: 32, runs: 3 },
+            plan_cache: None,
+            text_encoder: Residency::default(),
+            launches: Launches::default(),
+            max_vram: None,
+        }
     }
 }
 
@@ -36,6 +93,26 @@ impl LoadOptions {
         Self { values, ..self }
     }
 
+    /// Options with backends.
+    pub fn with_backends(self, conv: ConvPolicy, attention: AttentionPolicy) -> Self {
+        Self { conv, attention, ..self }
+    }
+
+    /// Options with a policy for quantised matrices.
+    pub fn with_quant(self, quant: QuantPolicy) -> Self {
+        Self { quant, ..self }
+    }
+
+    /// Options with a place for the text encoder.
+    pub fn with_text_encoder(self, text_encoder: Residency) -> Self {
+        Self { text_encoder, ..self }
+    }
+
+    /// Options with a limit of memory in bytes.
+    pub fn with_max_vram(self, max_vram: Option<u64>) -> Self {
+        Self { max_vram, ..self }
+    }
+
     /// A loader for these options.
     pub(crate) fn loader(
         &self,
@@ -43,7 +120,7 @@ impl LoadOptions {
         expected: &[Expected],
         ignored: impl Fn(&str) -> bool,
     ) -> Result<Loader> {
-        let checks = LoaderOptions::default().with_values(self.values);
+        let checks = LoaderOptions::default().with_values(self.values).with_quant(self.quant);
         Ok(Loader::with_options(source, expected, ignored, self.dtype, &self.device, checks)?)
     }
 }

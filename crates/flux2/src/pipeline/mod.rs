@@ -1,32 +1,41 @@
 //! From a prompt to a picture.
 
 mod check;
+mod component;
+mod components;
 mod denoise;
 mod options;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
-use candle_fork::What;
+use candle_fork::{What, memory::give_back};
 use policy::{Event, Observer, Silent};
-use weights::ModelFolder;
+use weights::{ModelFolder, TensorSource};
 
-use self::{check::Description, options::Run};
+use self::{check::Description, component::Component, options::Run};
 pub use self::{
+    components::Components,
     denoise::{DenoiseInput, DenoiseStep},
-    options::{GenerateOptions, Generated, Notice},
+    options::{GenerateOptions, Generated, GeneratedRgb8, Notice},
 };
 use crate::{
+    backends::Backends,
     error::{Error, Result},
     generation::{GenerationDefaults, ModelKind},
-    options::LoadOptions,
+    layouts,
+    memory::{MemoryPlan, Shapes},
+    options::{LoadOptions, Residency},
     text_encoder::{self, Qwen3Encoder},
     tokenizer::PromptTokenizer,
     transformer::Flux2Transformer,
     vae::{self, Flux2Vae},
 };
+
+/// Where the tensors of a component come from: `text_encoder`, `transformer` or `vae`.
+pub type TensorSources = Arc<dyn Fn(&str) -> weights::Result<Arc<dyn TensorSource>> + Send + Sync>;
 
 /// Prompts whose embeddings are kept: the last one and the empty one of guidance.
 const KEPT_PROMPTS: usize = 2;
@@ -45,70 +54,187 @@ pub struct PromptEmbeds {
 
 /// FLUX.2 klein: tokenizer, text encoder, transformer, VAE.
 ///
-/// `Send + Sync`; inference takes `&self`. The only state is the embeddings of the last two prompts, which are exact.
-#[derive(Debug)]
+/// `Send + Sync`; inference takes `&self`. The only state is the embeddings of the last two prompts, which are exact, and
+/// which components are loaded at the moment.
 pub struct Flux2Pipeline {
-    kind: ModelKind,
-    defaults: GenerationDefaults,
-    device: Device,
+    description: Description,
+    options: LoadOptions,
+    /// Whether components never make room for one another.
+    all_stay: bool,
+    sources: TensorSources,
+    backends: Backends,
     tokenizer: PromptTokenizer,
-    text_encoder: Qwen3Encoder,
-    transformer: Flux2Transformer,
-    vae: Flux2Vae,
+    text_encoder: Component<Qwen3Encoder>,
+    transformer: Component<Flux2Transformer>,
+    vae: Component<Flux2Vae>,
     kept_prompts: Mutex<Vec<(String, PromptEmbeds)>>,
+}
+
+impl std::fmt::Debug for Flux2Pipeline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Flux2Pipeline")
+            .field("description", &self.description)
+            .field("options", &self.options)
+            .field("text_encoder", &self.text_encoder)
+            .field("transformer", &self.transformer)
+            .field("vae", &self.vae)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Flux2Pipeline {
     /// Loads a model folder in the diffusers layout.
     ///
     /// What is cheap is checked first: the pipeline's class, the configs, the widths between the components, the names
-    /// and shapes of all tensors. Only then weights are read. On the CPU matrices stay mapped in their stored type.
+    /// and shapes of all tensors. Only then weights are read. On the CPU matrices stay mapped in their stored type. On a
+    /// device of its own a component is loaded when it is first needed, unless all of them stay ([`Residency::Stay`]
+    /// without a limit of memory).
     ///
     /// # Errors
     /// [`Error::NotThisModel`] and [`Error::UnsupportedModel`] for other folders, [`Error::Config`],
     /// [`Error::EncoderMismatch`], [`Error::VaeMismatch`] for configs that do not fit, [`Error::Tokenizer`],
     /// [`Error::Weights`] for missing, damaged, misshapen or unexpected tensors.
     pub fn load(folder: &ModelFolder, options: &LoadOptions) -> Result<Self> {
+        Self::load_with(folder, Components::default(), options)
+    }
+
+    /// Like [`Self::load`], with the weights of some components from elsewhere. The folder need not hold those.
+    ///
+    /// # Errors
+    /// As [`Self::load`]; [`Error::Architecture`] for a GGUF file of another language model.
+    pub fn load_with(folder: &ModelFolder, components: Components, options: &LoadOptions) -> Result<Self> {
+        let tensors = folder.clone();
+        let sources = move |component: &str| components.get(component).map_or_else(|| tensors.tensors(component), Ok);
+        Self::load_from(folder, Arc::new(sources), options)
+    }
+
+    /// [`Self::load`] with tensors from elsewhere than the folder. `sources` is asked again when a component that was
+    /// dropped is needed again.
+    ///
+    /// # Errors
+    /// As [`Self::load_with`].
+    pub fn load_from(folder: &ModelFolder, sources: TensorSources, options: &LoadOptions) -> Result<Self> {
         let _span = tracing::info_span!("load", folder = folder.describe()).entered();
         let description = Description::load(folder)?;
         let out_layers = &description.defaults.text_encoder_out_layers;
-        let text_encoder = folder.tensors("text_encoder")?;
-        let transformer = folder.tensors("transformer")?;
-        let vae = folder.tensors("vae")?;
+        let text_encoder = layouts::text_encoder(sources("text_encoder")?)?;
+        let transformer = layouts::transformer(sources("transformer")?, &description.transformer)?;
+        let vae = layouts::vae(sources("vae")?)?;
         // A loader checks its plan when it is made; made and dropped here, it reports before anything large is read.
         let prefix = text_encoder::prefix(&*text_encoder);
         let plan = text_encoder::expected(&description.text_encoder, out_layers, prefix);
         let ignored = text_encoder::ignored(&description.text_encoder, out_layers, prefix);
-        options.loader(text_encoder.clone(), &plan, ignored)?;
+        options.loader(text_encoder, &plan, ignored)?;
         let plan = Flux2Transformer::expected(&description.transformer);
-        options.loader(transformer.clone(), &plan, |_| false)?;
+        options.loader(transformer, &plan, |_| false)?;
         let plan = Flux2Vae::expected(&description.vae);
-        options.loader(vae.clone(), &plan, vae::ignored)?;
+        options.loader(vae, &plan, vae::ignored)?;
         let tokenizer = PromptTokenizer::load(
             folder,
             description.defaults.max_sequence_length,
             description.text_encoder.pad_token_id,
         )?;
-        Ok(Self {
-            kind: description.kind,
-            device: options.device.clone(),
+        let pipeline = Self {
+            description,
+            options: options.clone(),
+            all_stay: all_stay(options),
+            sources,
+            backends: Backends::of(options),
             tokenizer,
-            text_encoder: Qwen3Encoder::load(&description.text_encoder, out_layers, text_encoder, options)?,
-            transformer: Flux2Transformer::load(&description.transformer, transformer, options)?,
-            vae: Flux2Vae::load(&description.vae, vae, options)?,
-            defaults: description.defaults,
+            text_encoder: Component::default(),
+            transformer: Component::default(),
+            vae: Component::default(),
             kept_prompts: Mutex::default(),
-        })
+        };
+        if pipeline.all_stay {
+            pipeline.text_encoder()?;
+            pipeline.transformer()?;
+            pipeline.vae()?;
+        }
+        Ok(pipeline)
+    }
+
+    /// How a picture of this size is made within the limit of memory. On the CPU it says nothing of use: weights are
+    /// mapped there.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the limit is too small.
+    pub fn memory_plan(&self, height: usize, width: usize) -> Result<MemoryPlan> {
+        let Description { defaults, text_encoder, transformer, vae, .. } = &self.description;
+        let shapes = Shapes {
+            text_encoder,
+            out_layers: &defaults.text_encoder_out_layers,
+            transformer,
+            vae,
+            dtype: self.options.dtype,
+            text_tokens: defaults.max_sequence_length,
+            height,
+            width,
+        };
+        MemoryPlan::new(&shapes, self.options.text_encoder, self.options.max_vram)
+    }
+
+    /// The plan of a run; `None` where everything stays.
+    fn staging(&self, height: usize, width: usize) -> Result<Option<MemoryPlan>> {
+        if self.all_stay { Ok(None) } else { self.memory_plan(height, width).map(Some) }
+    }
+
+    /// The plan for a picture of the default size, where none is known.
+    fn any_size(&self) -> Result<Option<MemoryPlan>> {
+        self.staging(self.description.defaults.height, self.description.defaults.width)
+    }
+
+    /// Gives the memory of a component back, if one was released.
+    fn make_room(&self, released: bool) -> Result<()> {
+        if released { Ok(give_back(&self.options.device)?) } else { Ok(()) }
+    }
+
+    fn load_text_encoder(&self, plan: Option<&MemoryPlan>) -> Result<Arc<Qwen3Encoder>> {
+        let streamed = plan.map_or(0, |plan| plan.streamed_layers);
+        if plan.is_some_and(|plan| !plan.keeps_text_encoder) && !self.text_encoder.is_loaded() {
+            self.make_room(self.transformer.release())?;
+        }
+        let Description { text_encoder: config, defaults, .. } = &self.description;
+        self.text_encoder.get(
+            |loaded| loaded.streamed() >= streamed,
+            || {
+                let source = (self.sources)("text_encoder")?;
+                let out_layers = &defaults.text_encoder_out_layers;
+                Qwen3Encoder::load_streamed(config, out_layers, source, &self.options, streamed)
+            },
+        )
+    }
+
+    fn load_transformer(&self, plan: Option<&MemoryPlan>) -> Result<Arc<Flux2Transformer>> {
+        let streamed = plan.map(|plan| plan.streamed_blocks).unwrap_or_default();
+        if plan.is_some_and(|plan| !plan.keeps_text_encoder) {
+            self.make_room(self.text_encoder.release())?;
+        }
+        let serves = |loaded: &Flux2Transformer| {
+            let has = loaded.streamed();
+            has.single >= streamed.single && has.double >= streamed.double
+        };
+        let config = &self.description.transformer;
+        let load = || Flux2Transformer::load_streamed(config, (self.sources)("transformer")?, &self.options, streamed);
+        self.transformer.get(serves, load)
+    }
+
+    fn load_vae(&self, plan: Option<&MemoryPlan>) -> Result<Arc<Flux2Vae>> {
+        if plan.is_some_and(|plan| !plan.keeps_transformer) {
+            self.make_room(self.transformer.release())?;
+        }
+        let config = &self.description.vae;
+        self.vae.get(|_| true, || Flux2Vae::load(config, (self.sources)("vae")?, &self.options))
     }
 
     /// What a run does where its options do not say.
     pub fn defaults(&self) -> &GenerationDefaults {
-        &self.defaults
+        &self.description.defaults
     }
 
     /// Whether the model is distilled.
     pub fn kind(&self) -> ModelKind {
-        self.kind
+        self.description.kind
     }
 
     /// The tokenizer.
@@ -116,31 +242,42 @@ impl Flux2Pipeline {
         &self.tokenizer
     }
 
-    /// The text encoder.
-    pub fn text_encoder(&self) -> &Qwen3Encoder {
-        &self.text_encoder
+    /// The text encoder, which is loaded if it is not there.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] if its tensors are damaged; [`Error::Memory`], [`Error::OutOfMemory`].
+    pub fn text_encoder(&self) -> Result<Arc<Qwen3Encoder>> {
+        self.load_text_encoder(self.any_size()?.as_ref())
     }
 
-    /// The transformer.
-    pub fn transformer(&self) -> &Flux2Transformer {
-        &self.transformer
+    /// The transformer, which is loaded if it is not there.
+    ///
+    /// # Errors
+    /// As [`Self::text_encoder`].
+    pub fn transformer(&self) -> Result<Arc<Flux2Transformer>> {
+        self.load_transformer(self.any_size()?.as_ref())
     }
 
-    /// The VAE.
-    pub fn vae(&self) -> &Flux2Vae {
-        &self.vae
+    /// The VAE, which is loaded if it is not there.
+    ///
+    /// # Errors
+    /// As [`Self::text_encoder`].
+    pub fn vae(&self) -> Result<Arc<Flux2Vae>> {
+        self.load_vae(self.any_size()?.as_ref())
     }
 
     /// Checks options without doing any work; [`Self::generate`] does the same first.
     ///
     /// # Errors
-    /// [`Error::Size`], [`Error::Steps`], [`Error::Guidance`].
+    /// [`Error::Size`], [`Error::Steps`], [`Error::Guidance`], [`Error::Memory`].
     pub fn check(&self, options: &GenerateOptions) -> Result<()> {
-        self.run(options).map(|_| ())
+        let Run { height, width, .. } = self.run(options)?;
+        self.staging(height, width).map(|_| ())
     }
 
     fn run(&self, options: &GenerateOptions) -> Result<Run> {
-        Run::new(options, &self.defaults, self.kind, self.vae.config().packed_factor())
+        let Description { defaults, kind, vae, .. } = &self.description;
+        Run::new(options, defaults, *kind, vae.packed_factor())
     }
 
     /// Embeddings of a prompt: tokenised with the chat template, cut and padded to the model's text length, encoded.
@@ -149,17 +286,23 @@ impl Flux2Pipeline {
     /// # Errors
     /// [`Error::Tokenizer`], [`Error::TokenOutOfRange`], [`Error::NonFinite`], [`Error::Op`].
     pub fn encode_prompt(&self, prompt: &str) -> Result<PromptEmbeds> {
-        self.encode_observed(prompt, &Silent)
+        self.encode_observed(prompt, self.any_size()?.as_ref(), &Silent)
     }
 
-    fn encode_observed(&self, prompt: &str, observer: &dyn Observer) -> Result<PromptEmbeds> {
+    fn encode_observed(
+        &self,
+        prompt: &str,
+        plan: Option<&MemoryPlan>,
+        observer: &dyn Observer,
+    ) -> Result<PromptEmbeds> {
+        let _policy = self.backends.enter();
         // A panic while the lock is held cannot leave the list half-made, so a poisoned lock is still good.
         let kept = || self.kept_prompts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, embeds)) = kept().iter().find(|(text, _)| text == prompt) {
             return Ok(embeds.clone());
         }
         let tokens = self.tokenizer.encode(prompt)?;
-        let embeds = self.text_encoder.forward_observed(&tokens.ids, tokens.n_real, observer)?;
+        let embeds = self.load_text_encoder(plan)?.forward_observed(&tokens.ids, tokens.n_real, observer)?;
         if !is_finite(&embeds)? {
             return Err(Error::NonFinite { what: "the prompt embeddings" });
         }
@@ -181,10 +324,11 @@ impl Flux2Pipeline {
     /// `v = u + scale * (c - u)`, with u from `negative_prompt_embeds` (huggingface/diffusers:
     /// `pipelines/flux2/pipeline_flux2_klein.py`).
     ///
-    /// **Numerics**: latents and steps in f32 on the host.
+    /// **Numerics**: latents and steps in f32, on the device of the pipeline, product and sum each rounded.
     ///
     /// The observer hears the stage `denoise` and its progress in steps. While a step runs, the event of the step before
-    /// it is repeated between layers, so that a run can be stopped there.
+    /// it is repeated between layers, so that a run can be stopped there. On a device of its own nothing in a step waits
+    /// for the device; the host is at most two steps ahead, and progress is told when a step is done.
     ///
     /// # Errors
     /// [`Error::Steps`], [`Error::Guidance`], [`Error::Shape`], [`Error::NoNegativePrompt`], [`Error::NonFiniteLatents`],
@@ -195,7 +339,14 @@ impl Flux2Pipeline {
         observer: &dyn Observer,
         on_step: &mut dyn FnMut(DenoiseStep<'_>),
     ) -> Result<Tensor> {
-        denoise::denoise(&self.transformer, self.kind, &self.device, input, observer, on_step)
+        let _policy = self.backends.enter();
+        let Description { transformer: config, kind, vae, .. } = &self.description;
+        let schedule = denoise::Schedule::new(config, *kind, input)?;
+        let (height, width) = schedule.grid();
+        let factor = vae.packed_factor();
+        let plan = self.staging(height.saturating_mul(factor), width.saturating_mul(factor))?;
+        let transformer = self.load_transformer(plan.as_ref())?;
+        schedule.run(&transformer, &self.options.device, input, observer, on_step)
     }
 
     /// Decodes latents `[1, in_channels, h, w]`, as [`Self::denoise`] gives them, to a picture `[3, height, width]`, f32 in
@@ -204,9 +355,9 @@ impl Flux2Pipeline {
     /// # Errors
     /// [`Error::NonFinite`] if the picture holds NaN or infinity, [`Error::Cancelled`], [`Error::Op`].
     pub fn decode(&self, latents: &Tensor, observer: &dyn Observer) -> Result<Tensor> {
+        let _policy = self.backends.enter();
         observer.notify(Event::Stage { name: "vae decode" })?;
-        let latents = latents.to_device(&self.device).what("latents")?;
-        let decoded = self.vae.decode(&latents, observer)?;
+        let decoded = self.decoder(latents)?.decode(latents, observer)?;
         if !is_finite(&decoded)? {
             return Err(Error::NonFinite { what: "the decoded picture" });
         }
@@ -216,25 +367,67 @@ impl Flux2Pipeline {
             .what("picture")?)
     }
 
+    /// [`Self::decode`] to bytes `[height, width, 3]`, rounded on the device: the bytes that the picture would become.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn decode_rgb8(&self, latents: &Tensor, observer: &dyn Observer) -> Result<Vec<u8>> {
+        let _policy = self.backends.enter();
+        observer.notify(Event::Stage { name: "vae decode" })?;
+        let decoded = self.decoder(latents)?.decode_rgb8(latents, observer)?;
+        let pixels = decoded.pixels().flatten_all().and_then(|pixels| pixels.to_vec1::<u8>()).what("picture")?;
+        if decoded.all_finite()? { Ok(pixels) } else { Err(Error::NonFinite { what: "the decoded picture" }) }
+    }
+
+    /// The VAE for latents of this size.
+    fn decoder(&self, latents: &Tensor) -> Result<Arc<Flux2Vae>> {
+        let factor = self.description.vae.packed_factor();
+        let side = |axis: usize| latents.dims().get(axis).copied().unwrap_or(0).saturating_mul(factor);
+        self.load_vae(self.staging(side(2), side(3))?.as_ref())
+    }
+
     /// Makes one picture. Stages for the observer: `text encoder`, `denoise`, `vae decode`.
     ///
     /// # Errors
-    /// Options are checked before any work: [`Error::Size`], [`Error::Steps`], [`Error::Guidance`]. Then as
-    /// [`Self::encode_prompt`], [`Self::denoise`] and [`Self::decode`].
+    /// Options are checked before any work: [`Error::Size`], [`Error::Steps`], [`Error::Guidance`], [`Error::Memory`]. Then
+    /// as [`Self::encode_prompt`], [`Self::denoise`] and [`Self::decode`].
     pub fn generate(&self, options: &GenerateOptions, observer: &dyn Observer) -> Result<Generated> {
-        let run = self.run(options)?;
-        let Run { height, width, num_inference_steps, guidance_scale, mut notices } = run;
+        let _policy = self.backends.enter();
+        let (run, latents) = self.latents(options, observer)?;
+        let image = self.decode(&latents, observer)?;
+        let Run { height, width, num_inference_steps, guidance_scale, notices } = run;
+        Ok(Generated { image, height, width, num_inference_steps, guidance_scale, seed: options.seed, notices })
+    }
+
+    /// [`Self::generate`] with the picture as bytes, see [`Self::decode_rgb8`].
+    ///
+    /// # Errors
+    /// As [`Self::generate`].
+    pub fn generate_rgb8(&self, options: &GenerateOptions, observer: &dyn Observer) -> Result<GeneratedRgb8> {
+        let _policy = self.backends.enter();
+        let (run, latents) = self.latents(options, observer)?;
+        let pixels = self.decode_rgb8(&latents, observer)?;
+        let Run { height, width, num_inference_steps, guidance_scale, notices } = run;
+        Ok(GeneratedRgb8 { pixels, height, width, num_inference_steps, guidance_scale, seed: options.seed, notices })
+    }
+
+    /// From options to latents.
+    fn latents(&self, options: &GenerateOptions, observer: &dyn Observer) -> Result<(Run, Tensor)> {
+        let mut run = self.run(options)?;
+        let Run { height, width, num_inference_steps, guidance_scale, .. } = run;
+        let plan = self.staging(height, width)?;
         let _span = tracing::info_span!("generate", height, width, num_inference_steps, seed = options.seed).entered();
         observer.notify(Event::Stage { name: "text encoder" })?;
-        let prompt = self.encode_observed(&options.prompt, observer)?;
+        let prompt = self.encode_observed(&options.prompt, plan.as_ref(), observer)?;
         if prompt.dropped > 0 {
-            notices.push(Notice::PromptTruncated { dropped: prompt.dropped });
+            run.notices.push(Notice::PromptTruncated { dropped: prompt.dropped });
         }
-        let guided = guidance_scale > 1.0 && !self.transformer.config().guidance_embeds;
-        let negative = if guided { Some(self.encode_observed("", observer)?) } else { None };
+        let Description { transformer: config, vae, .. } = &self.description;
+        let guided = guidance_scale > 1.0 && !config.guidance_embeds;
+        let negative = if guided { Some(self.encode_observed("", plan.as_ref(), observer)?) } else { None };
 
-        let factor = self.vae.config().packed_factor();
-        let (channels, h, w) = (self.transformer.config().in_channels, height / factor, width / factor);
+        let factor = vae.packed_factor();
+        let (channels, h, w) = (config.in_channels, height / factor, width / factor);
         let noise = options.noise.normal(options.seed, channels * h * w);
         let noise = Tensor::from_vec(noise, (1, channels, h, w), &Device::Cpu).what("noise")?;
         let input = DenoiseInput {
@@ -245,9 +438,13 @@ impl Flux2Pipeline {
             guidance_scale,
         };
         let latents = self.denoise(&input, observer, &mut |_| ())?;
-        let image = self.decode(&latents, observer)?;
-        Ok(Generated { image, height, width, num_inference_steps, guidance_scale, seed: options.seed, notices })
+        Ok((run, latents))
     }
+}
+
+/// Whether components never make room for one another: on the CPU their weights are mapped.
+fn all_stay(options: &LoadOptions) -> bool {
+    options.device.is_cpu() || (options.text_encoder == Residency::Stay && options.max_vram.is_none())
 }
 
 /// Whether every element is finite.

@@ -49,6 +49,26 @@ pub struct Generated {
     pub notices: Vec<Notice>,
 }
 
+/// A finished picture as bytes.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct GeneratedRgb8 {
+    /// Red, green and blue of each pixel, row by row from the top: `[height, width, 3]`.
+    pub pixels: Vec<u8>,
+    /// Height in pixels.
+    pub height: usize,
+    /// Width in pixels.
+    pub width: usize,
+    /// Steps that were made.
+    pub num_inference_steps: usize,
+    /// Guidance scale that took effect; 1 for a distilled model.
+    pub guidance_scale: f64,
+    /// Seed of the noise.
+    pub seed: u64,
+    /// What the caller should tell its user.
+    pub notices: Vec<Notice>,
+}
+
 /// Something that was not done as asked.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]

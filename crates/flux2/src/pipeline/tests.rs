@@ -88,6 +88,88 @@ fn generate_is_encode_denoise_decode() {
 }
 
 #[test]
+fn bytes_are_the_rounded_picture() {
+    let pipeline = pipeline(&demo());
+    let picture = pipeline.generate(&options(), &Silent).expect("a picture");
+    let bytes = pipeline.generate_rgb8(&options(), &Silent).expect("a picture");
+    assert_eq!((bytes.height, bytes.width, bytes.num_inference_steps, bytes.seed), (64, 80, 2, 5));
+    let planes = values(&picture.image);
+    for (index, &byte) in bytes.pixels.iter().enumerate() {
+        let value = planes[index % 3 * 64 * 80 + index / 3];
+        assert_eq!(byte, (255.0 * value).round_ties_even() as u8, "{index}");
+    }
+    assert_eq!(bytes.pixels.len(), 3 * 64 * 80);
+    let nan = Tensor::full(f32::NAN, (1, 128, 4, 5), &Device::Cpu).expect("latents");
+    assert!(matches!(pipeline.decode_rgb8(&nan, &Silent), Err(Error::NonFinite { .. })));
+}
+
+#[test]
+fn a_pipeline_loads_from_any_source() {
+    let folder = demo();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let (tensors, log) = (folder.clone(), asked.clone());
+    let sources: TensorSources = Arc::new(move |component| {
+        log.lock().expect("a lock").push(component.to_owned());
+        tensors.tensors(component)
+    });
+    let own = Flux2Pipeline::load_from(&folder, sources, &LoadOptions::default()).expect("a pipeline");
+    let image = |pipeline: &Flux2Pipeline| values(&pipeline.generate(&options(), &Silent).expect("a picture").image);
+    assert_eq!(image(&own), image(&pipeline(&folder)));
+    for component in ["text_encoder", "transformer", "vae"] {
+        assert!(asked.lock().expect("a lock").iter().any(|name| name == component), "{component}");
+    }
+}
+
+#[test]
+fn components_are_there_from_the_start_on_the_cpu_and_stay() {
+    let pipeline = pipeline(&demo());
+    let loaded = || (pipeline.text_encoder.is_loaded(), pipeline.transformer.is_loaded(), pipeline.vae.is_loaded());
+    assert_eq!(loaded(), (true, true, true));
+    pipeline.generate(&options(), &Silent).expect("a picture");
+    assert_eq!(loaded(), (true, true, true));
+}
+
+#[test]
+fn a_component_that_was_dropped_comes_back_as_it_was() {
+    let pipeline = pipeline(&demo());
+    let image = || values(&pipeline.generate(&options(), &Silent).expect("a picture").image);
+    let want = image();
+    pipeline.text_encoder.release();
+    pipeline.transformer.release();
+    pipeline.vae.release();
+    pipeline.kept_prompts.lock().expect("a lock").clear();
+    assert_eq!(image(), want);
+}
+
+#[test]
+fn components_make_room_for_one_another_and_give_the_same_picture() {
+    let want = values(&pipeline(&demo()).generate(&options(), &Silent).expect("a picture").image);
+    let mut staged = pipeline(&demo());
+    staged.all_stay = false;
+    let image = |pipeline: &Flux2Pipeline| values(&pipeline.generate(&options(), &Silent).expect("a picture").image);
+    let loaded = |pipeline: &Flux2Pipeline| (pipeline.text_encoder.is_loaded(), pipeline.transformer.is_loaded());
+    assert_eq!(image(&staged), want);
+    assert_eq!(loaded(&staged), (false, true));
+    staged.encode_prompt("another").expect("embeddings");
+    assert_eq!(loaded(&staged), (true, false));
+
+    // A megabyte too little for the whole transformer.
+    let plan = staged.memory_plan(64, 80).expect("a plan");
+    let whole = plan.transformer.weights + plan.transformer.activations + plan.vae.weights + crate::memory::OVERHEAD;
+    staged.options.max_vram = Some(whole - (1 << 20));
+    let plan = staged.memory_plan(64, 80).expect("a plan");
+    assert!(plan.streamed_blocks.single > 0 && !plan.keeps_transformer, "{plan}");
+    assert_eq!(image(&staged), want);
+    assert_eq!(loaded(&staged), (false, false));
+    let transformer = staged.load_transformer(Some(&plan)).expect("a transformer");
+    assert_eq!(transformer.streamed(), plan.streamed_blocks);
+
+    staged.options.max_vram = Some(1 << 20);
+    let error = staged.check(&options()).expect_err("too little");
+    assert!(matches!(error, Error::Memory { .. }), "{error}");
+}
+
+#[test]
 fn same_seed_same_bytes_and_other_seed_other_bytes() {
     let (first, second) = (pipeline(&demo()), pipeline(&demo()));
     let image = |pipeline: &Flux2Pipeline, seed| {

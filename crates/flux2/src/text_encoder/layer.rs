@@ -1,10 +1,12 @@
 //! One decoder layer of Qwen3 and its rotary table.
 
 use candle_core::{Device, Tensor};
-use candle_fork::{AttentionMask, LinearWeight, What, activation::swiglu, attention, linear, rms_norm, rope_half};
+use candle_fork::{
+    AttentionMask, LinearWeight, Pairing, What, attention, heads_of, linear, norm_rope, residual, rms_norm, swiglu,
+};
 use weights::Loader;
 
-use crate::{config::Qwen3Config, error::Result};
+use crate::{config::Qwen3Config, error::Result, parts::Parts};
 
 /// cos and sin `[L, head_dim / 2]` of the positions 0..L.
 #[derive(Debug, Clone)]
@@ -29,12 +31,12 @@ impl RotaryTable {
         Ok(Self { cos: table(cos).what("rotary table")?, sin: table(sin).what("rotary table")? })
     }
 
-    /// Rotates x `[1, S, H, D]` at the positions 0..S.
-    fn apply(&self, x: &Tensor) -> Result<Tensor> {
+    /// Heads x `[1, S, H, D]`, normed and rotated at the positions 0..S.
+    fn apply(&self, x: &Tensor, norm: &Tensor, eps: f64) -> Result<Tensor> {
         let len = x.dim(1).what("rotary embedding")?;
         let cos = self.cos.narrow(0, 0, len).what("rotary embedding")?;
         let sin = self.sin.narrow(0, 0, len).what("rotary embedding")?;
-        Ok(rope_half(x, &cos, &sin)?)
+        Ok(norm_rope(x, norm, &cos, &sin, eps, Pairing::Half)?)
     }
 }
 
@@ -62,24 +64,23 @@ impl DecoderLayer {
     /// # Errors
     /// [`crate::Error::Weights`] if a tensor is not in the loader's plan or not usable.
     pub fn load(config: &Qwen3Config, prefix: &str, loader: &mut Loader) -> Result<Self> {
-        let mut tensor = |name: &str| loader.tensor(&format!("{prefix}{name}.weight"));
-        let input_layernorm = tensor("input_layernorm")?;
-        let q_norm = tensor("self_attn.q_norm")?;
-        let k_norm = tensor("self_attn.k_norm")?;
-        let post_attention_layernorm = tensor("post_attention_layernorm")?;
-        let mut matrix = |name: &str| loader.linear(&format!("{prefix}{name}.weight"));
+        Self::from_parts(config, prefix, loader)
+    }
+
+    pub(crate) fn from_parts(config: &Qwen3Config, prefix: &str, parts: &mut impl Parts) -> Result<Self> {
+        let name = |name: &str| format!("{prefix}{name}.weight");
         Ok(Self {
             head_dim: config.head_dim,
             eps: config.rms_norm_eps,
-            input_layernorm,
-            q_proj: matrix("self_attn.q_proj")?,
-            kv_proj: LinearWeight::stack(vec![matrix("self_attn.k_proj")?, matrix("self_attn.v_proj")?])?,
-            q_norm,
-            k_norm,
-            o_proj: matrix("self_attn.o_proj")?,
-            post_attention_layernorm,
-            gate_up_proj: LinearWeight::stack(vec![matrix("mlp.gate_proj")?, matrix("mlp.up_proj")?])?,
-            down_proj: matrix("mlp.down_proj")?,
+            input_layernorm: parts.tensor(&name("input_layernorm"))?,
+            q_norm: parts.tensor(&name("self_attn.q_norm"))?,
+            k_norm: parts.tensor(&name("self_attn.k_norm"))?,
+            post_attention_layernorm: parts.tensor(&name("post_attention_layernorm"))?,
+            q_proj: parts.linear(&name("self_attn.q_proj"))?,
+            kv_proj: parts.linear_stack(&[&name("self_attn.k_proj"), &name("self_attn.v_proj")])?,
+            o_proj: parts.linear(&name("self_attn.o_proj"))?,
+            gate_up_proj: parts.linear_stack(&[&name("mlp.gate_proj"), &name("mlp.up_proj")])?,
+            down_proj: parts.linear(&name("mlp.down_proj"))?,
         })
     }
 
@@ -91,10 +92,10 @@ impl DecoderLayer {
     pub fn forward(&self, x: &Tensor, n_real: usize, rope: &RotaryTable) -> Result<Tensor> {
         let normed = rms_norm(x, &self.input_layernorm, self.eps)?;
         let attended = self.attention(&normed, n_real, rope)?;
-        let x = (x + linear(&attended, &self.o_proj, None)?).what("residual")?;
+        let x = residual(x, &linear(&attended, &self.o_proj, None)?)?;
         let normed = rms_norm(&x, &self.post_attention_layernorm, self.eps)?;
         let gated = swiglu(&linear(&normed, &self.gate_up_proj, None)?)?;
-        Ok((x + linear(&gated, &self.down_proj, None)?).what("residual")?)
+        Ok(residual(&x, &linear(&gated, &self.down_proj, None)?)?)
     }
 
     /// Causal among the real rows; padding rows see every real key and no padding.
@@ -103,11 +104,10 @@ impl DecoderLayer {
         let real = x.narrow(1, 0, n_real).what("real rows")?;
         let kv = linear(&real, &self.kv_proj, None)?;
         let width = self.kv_proj.out_features() / 2;
-        let k = self.heads(&kv.narrow(2, 0, width).what("keys")?)?;
-        let v = self.heads(&kv.narrow(2, width, width).what("values")?)?;
-        let k = rope.apply(&rms_norm(&k, &self.k_norm, self.eps)?)?;
-        let q = self.heads(&linear(x, &self.q_proj, None)?)?;
-        let q = rope.apply(&rms_norm(&q, &self.q_norm, self.eps)?)?;
+        let k = rope.apply(&self.heads(&kv, 0, width)?, &self.k_norm, self.eps)?;
+        let v = self.heads(&kv, width, width)?;
+        let q = linear(x, &self.q_proj, None)?;
+        let q = rope.apply(&self.heads(&q, 0, self.q_proj.out_features())?, &self.q_norm, self.eps)?;
 
         let scale = 1.0 / (self.head_dim as f32).sqrt();
         let real_q = q.narrow(1, 0, n_real).what("real rows")?;
@@ -120,9 +120,8 @@ impl DecoderLayer {
         Ok(attended.flatten_from(2).what("heads to channels")?)
     }
 
-    /// `[1, S, H * D]` to `[1, S, H, D]`.
-    fn heads(&self, x: &Tensor) -> Result<Tensor> {
-        let (batch, len, width) = x.dims3().what("channels to heads")?;
-        Ok(x.reshape((batch, len, width / self.head_dim, self.head_dim)).what("channels to heads")?)
+    /// Columns `start..start + width` of `[1, S, W]` as heads `[1, S, H, D]`.
+    fn heads(&self, x: &Tensor, start: usize, width: usize) -> Result<Tensor> {
+        Ok(heads_of(x, start, width / self.head_dim, self.head_dim)?)
     }
 }

@@ -8,18 +8,22 @@ mod tests;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use candle_fork::{HostTensor, What};
+use candle_fork::What;
 use policy::{Event, Observer, Silent};
-use weights::TensorSource;
+use weights::{Embedding, TensorSource};
 
+pub(crate) use self::names::layer as layer_expected;
 pub use self::{
     layer::{DecoderLayer, RotaryTable},
     names::{expected, ignored, prefix},
 };
 use crate::{
+    backends::Backends,
     config::Qwen3Config,
     error::{Error, Result},
+    layouts,
     options::LoadOptions,
+    streaming::{BlockLayout, Blocks, Streamer, begin, is_streamed},
 };
 
 /// Qwen3 up to the highest layer that is asked for; later layers, the final norm and the head are never read.
@@ -28,10 +32,13 @@ use crate::{
 pub struct Qwen3Encoder {
     config: Qwen3Config,
     out_layers: Vec<usize>,
-    embed_tokens: HostTensor,
-    layers: Vec<DecoderLayer>,
+    embed_tokens: Embedding,
+    layers: Blocks<DecoderLayer>,
+    streamer: Option<Arc<Streamer>>,
+    streamed: usize,
     device: Device,
     dtype: DType,
+    backends: Backends,
 }
 
 impl std::fmt::Debug for Qwen3Encoder {
@@ -45,7 +52,7 @@ impl std::fmt::Debug for Qwen3Encoder {
 
 impl Qwen3Encoder {
     /// Loads the embedding and the layers below the highest of `out_layers`. Names with and without the prefix `model.`
-    /// are understood.
+    /// are understood, and those of other layouts ([`crate::layouts::text_encoder`]).
     ///
     /// # Errors
     /// [`Error::Config`] if the config or `out_layers` is not usable, [`Error::Weights`] if tensors are missing,
@@ -56,29 +63,67 @@ impl Qwen3Encoder {
         source: Arc<dyn TensorSource>,
         options: &LoadOptions,
     ) -> Result<Self> {
+        Self::load_streamed(config, out_layers, source, options, 0)
+    }
+
+    /// [`Self::load`] with `streamed` of the layers left on the host, from where each is copied to the device while others
+    /// work. Results are the same.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_streamed(
+        config: &Qwen3Config,
+        out_layers: &[usize],
+        source: Arc<dyn TensorSource>,
+        options: &LoadOptions,
+        streamed: usize,
+    ) -> Result<Self> {
         config.validate()?;
         check_out_layers(config, out_layers)?;
+        let source = layouts::text_encoder(source)?;
         let prefix = prefix(&*source);
         let plan = expected(config, out_layers, prefix);
         options.loader(source.clone(), &plan, ignored(config, out_layers, prefix))?;
         // The embedding is the largest tensor and a prompt needs a few of its rows, so it stays on the host everywhere.
-        let embedding = [names::embedding(config, prefix)];
-        let on_host = LoadOptions { device: Device::Cpu, ..options.clone() };
-        on_host.loader(source.clone(), &embedding, |_| true)?.linear(&embedding[0].name)?;
-        let embed_tokens = source.host(&embedding[0].name)?;
+        let embedding = names::embedding(config, prefix);
+        let mut loader = options.loader(source.clone(), std::slice::from_ref(&embedding), |_| true)?;
+        let embed_tokens = loader.embedding(&embedding.name)?;
         let plan = names::layers(config, out_layers, prefix);
-        let mut loader = options.loader(source, &plan, |_| true)?;
-        let layers = (0..highest(out_layers))
-            .map(|i| DecoderLayer::load(config, &format!("{prefix}layers.{i}."), &mut loader))
-            .collect::<Result<_>>()?;
-        loader.finish()?;
+        let mut loader = options.loader(source.clone(), &plan, |_| true)?;
+        let count = highest(out_layers);
+        let streamed = streamed.min(count);
+        let at = |i: usize| format!("{prefix}layers.{i}");
+        let mut layers = Blocks::empty();
+        let mut streamer = None;
+        if streamed > 0 {
+            let layout = BlockLayout::new(&names::layer(config));
+            let on_host = LoadOptions { device: Device::Cpu, ..options.clone() };
+            let mut host_loader = on_host.loader(source, &plan, |_| true)?;
+            let mut hosts = Streamer::new(layout.elements(), options.dtype, &options.device)?;
+            layers = Blocks::streamed(hosts.blocks(&layout, |parts| DecoderLayer::from_parts(config, "", parts))?);
+            for i in (0..count).filter(|&i| is_streamed(i, count, streamed)) {
+                hosts.push(&mut host_loader, &at(i), &layout)?;
+            }
+            streamer = Some(Arc::new(hosts));
+        }
+        for i in 0..count {
+            let stays = streamed == 0 || !is_streamed(i, count, streamed);
+            let layer = stays.then(|| DecoderLayer::load(config, &format!("{}.", at(i)), &mut loader));
+            layers.push(layer.transpose()?);
+        }
+        if streamed == 0 {
+            loader.finish()?;
+        }
         Ok(Self {
             config: config.clone(),
             out_layers: out_layers.to_vec(),
             embed_tokens,
             layers,
+            streamer,
+            streamed,
             device: options.device.clone(),
             dtype: options.dtype,
+            backends: Backends::of(options),
         })
     }
 
@@ -90,6 +135,11 @@ impl Qwen3Encoder {
     /// The hidden states that are concatenated: k is the residual stream after k layers.
     pub fn out_layers(&self) -> &[usize] {
         &self.out_layers
+    }
+
+    /// How many layers were left on the host.
+    pub fn streamed(&self) -> usize {
+        self.streamed
     }
 
     /// Prompt embeddings of one padded text.
@@ -117,12 +167,14 @@ impl Qwen3Encoder {
             return Err(Error::Shape { what: "ids", got: vec![ids.len()], expected });
         }
         let _span = tracing::debug_span!("text_encoder", tokens = ids.len(), n_real).entered();
+        let _policy = self.backends.enter();
         let rope = RotaryTable::new(&self.config, ids.len(), &self.device)?;
         let mut hidden_states = self.embed(ids)?;
         let mut taps: Vec<Option<Tensor>> = vec![None; self.out_layers.len()];
-        for (i, layer) in self.layers.iter().enumerate() {
+        let mut pass = begin(&self.streamer)?;
+        for i in 0..self.layers.len() {
             self.keep(i, &hidden_states, &mut taps);
-            hidden_states = layer.forward(&hidden_states, n_real, &rope)?;
+            hidden_states = self.layers.with(i, &mut pass, |layer| layer.forward(&hidden_states, n_real, &rope))?;
             observer.notify(Event::Progress { done: i + 1, total: self.layers.len() })?;
         }
         self.keep(self.layers.len(), &hidden_states, &mut taps);
@@ -141,19 +193,12 @@ impl Qwen3Encoder {
 
     /// Rows of the embedding: `[1, L, hidden_size]`.
     fn embed(&self, ids: &[u32]) -> Result<Tensor> {
-        let (vocab_size, hidden_size) = (self.config.vocab_size, self.config.hidden_size);
-        let bytes = self.embed_tokens.bytes();
-        let row = hidden_size * self.embed_tokens.dtype().size_in_bytes();
-        let mut rows = Vec::with_capacity(ids.len() * row);
-        for &id in ids {
-            let start = (id as usize).checked_mul(row);
-            let found = start.and_then(|start| bytes.get(start..start.checked_add(row)?));
-            rows.extend_from_slice(found.ok_or(Error::TokenOutOfRange { id, vocab_size })?);
+        let vocab_size = self.config.vocab_size;
+        if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+            return Err(Error::TokenOutOfRange { id, vocab_size });
         }
-        let shape = [1, ids.len(), hidden_size];
-        Ok(Tensor::from_raw_buffer(&rows, self.embed_tokens.dtype(), &shape, &Device::Cpu)
-            .and_then(|rows| rows.to_dtype(self.dtype)?.to_device(&self.device))
-            .what("token embedding")?)
+        let rows = self.embed_tokens.gather(ids, self.dtype, &self.device)?;
+        Ok(rows.unsqueeze(0).what("token embedding")?)
     }
 }
 

@@ -22,8 +22,8 @@ pub(super) fn embedding(config: &Qwen3Config, prefix: &str) -> Expected {
     Expected::new(format!("{prefix}embed_tokens.weight"), [config.vocab_size, config.hidden_size])
 }
 
-/// The layers below the highest of `out_layers`.
-pub(super) fn layers(config: &Qwen3Config, out_layers: &[usize], prefix: &str) -> Vec<Expected> {
+/// One layer, with names below its prefix; what is stacked are neighbours.
+pub(crate) fn layer(config: &Qwen3Config) -> Vec<Expected> {
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
     let (q, kv) = (config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim);
     let parts = [
@@ -39,10 +39,16 @@ pub(super) fn layers(config: &Qwen3Config, out_layers: &[usize], prefix: &str) -
         ("mlp.up_proj", vec![inner, hidden]),
         ("mlp.down_proj", vec![hidden, inner]),
     ];
-    (0..highest(out_layers))
-        .flat_map(|i| parts.iter().map(move |part| (i, part)))
-        .map(|(i, (name, shape))| Expected::new(format!("{prefix}layers.{i}.{name}.weight"), shape.clone()))
-        .collect()
+    parts.into_iter().map(|(name, shape)| Expected::new(format!("{name}.weight"), shape)).collect()
+}
+
+/// The layers below the highest of `out_layers`.
+pub(super) fn layers(config: &Qwen3Config, out_layers: &[usize], prefix: &str) -> Vec<Expected> {
+    let layer = layer(config);
+    let named = |i: usize| {
+        layer.iter().map(move |part| Expected::new(format!("{prefix}layers.{i}.{}", part.name), part.shape.clone()))
+    };
+    (0..highest(out_layers)).flat_map(named).collect()
 }
 
 /// Whether a tensor belongs to the published model but not to what `out_layers` need: later layers, the final norm, the

@@ -96,6 +96,23 @@ fn load(tensors: &Checkpoint, layers: usize, taps: &[usize]) -> Result<Qwen3Enco
     Qwen3Encoder::load(&config(layers), taps, source(tensors), &LoadOptions::default())
 }
 
+#[test]
+fn streamed_layers_give_the_same_bits() {
+    let tensors = checkpoint("model.", 5);
+    let embeds = |streamed| {
+        let options = LoadOptions::default();
+        let encoder = Qwen3Encoder::load_streamed(&config(6), &[2, 5], source(&tensors), &options, streamed);
+        let encoder = encoder.expect("an encoder");
+        assert_eq!(encoder.streamed(), streamed.min(5));
+        // The second pass finds other slots filled.
+        [0; 2].map(|_| values(&encoder.forward(&[1, 2, 3, 0], 3).expect("embeddings")))
+    };
+    let want = embeds(0);
+    for streamed in [1, 2, 3, 5, 9] {
+        assert_eq!(embeds(streamed), want, "{streamed} streamed layers");
+    }
+}
+
 /// The oracle: one layer in f64, keys and values of all rows, scores with an explicit mask.
 struct Naive<'a> {
     tensors: &'a Checkpoint,

@@ -1,11 +1,14 @@
 //! Query, key and value of a block: normed per head, rotated, attended.
 
-use candle_core::{D, Tensor};
-use candle_fork::{AttentionMask, What, attention, rms_norm};
-use weights::Loader;
+use candle_core::{DType, Device, Tensor};
+use candle_fork::{
+    AttentionMask, HeadNorm, Pairing, What,
+    attention::{attention, attention_into},
+    heads_of, norm_rope, qk_norm_rope,
+};
 
 use super::{names::Widths, rope::RopeTable};
-use crate::error::Result;
+use crate::{error::Result, parts::Parts};
 
 /// RMS norms of the heads of query and key.
 #[derive(Debug)]
@@ -15,7 +18,7 @@ pub(super) struct QueryKeyNorm {
     eps: f64,
 }
 
-/// Query, key and value of some tokens, each `[B, S, H, D]`.
+/// Query, key and value of some tokens, each `[B, S, H, D]`, ready for attention.
 #[derive(Debug)]
 pub(super) struct Heads {
     pub(super) query: Tensor,
@@ -24,56 +27,73 @@ pub(super) struct Heads {
 }
 
 impl QueryKeyNorm {
-    pub(super) fn load(loader: &mut Loader, widths: &Widths, query: &str, key: &str) -> Result<Self> {
-        Ok(Self { query: loader.tensor(query)?, key: loader.tensor(key)?, eps: widths.eps })
+    pub(super) fn load(parts: &mut impl Parts, widths: &Widths, query: &str, key: &str) -> Result<Self> {
+        Ok(Self { query: parts.tensor(query)?, key: parts.tensor(key)?, eps: widths.eps })
     }
 
-    pub(super) fn query(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(rms_norm(x, &self.query, self.eps)?)
+    /// For the next `tokens` of a sequence.
+    pub(super) fn of(&self, tokens: usize) -> HeadNorm<'_> {
+        HeadNorm { tokens, query: &self.query, key: &self.key }
     }
 
-    pub(super) fn key(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(rms_norm(x, &self.key, self.eps)?)
+    /// Queries x `[B, S, H, D]`, normed and rotated.
+    pub(super) fn query(&self, x: &Tensor, rope: &RopeTable) -> Result<Tensor> {
+        Ok(norm_rope(x, &self.query, rope.cos(), rope.sin(), self.eps, Pairing::Interleaved)?)
     }
 
-    /// Takes the leading 3h channels of `[B, S, 3h ..]` apart as (query, key, value), each head-major, and norms query
-    /// and key.
-    pub(super) fn heads(&self, qkv: &Tensor, widths: &Widths) -> Result<Heads> {
-        Ok(Heads {
-            query: self.query(&split_heads(qkv, 0, widths)?)?,
-            key: self.key(&split_heads(qkv, widths.hidden, widths)?)?,
-            value: split_heads(qkv, 2 * widths.hidden, widths)?,
-        })
+    /// Keys x `[B, S, H, D]`, normed and rotated.
+    pub(super) fn key(&self, x: &Tensor, rope: &RopeTable) -> Result<Tensor> {
+        Ok(norm_rope(x, &self.key, rope.cos(), rope.sin(), self.eps, Pairing::Interleaved)?)
     }
-}
-
-/// Channels `start..start + h` of x `[B, S, ..]` as heads, `[B, S, H, D]`: a view.
-pub(super) fn split_heads(x: &Tensor, start: usize, widths: &Widths) -> Result<Tensor> {
-    let (batch, tokens, _) = x.dims3().what("projection")?;
-    let part = x.narrow(D::Minus1, start, widths.hidden).what("query, key or value")?;
-    Ok(part.reshape((batch, tokens, widths.heads, widths.head_dim)).what("heads")?)
 }
 
 impl Heads {
-    /// Tokens of `self`, then those of `after`.
-    pub(super) fn then(self, after: Self) -> Result<Self> {
-        let cat = |a: Tensor, b: Tensor| Tensor::cat(&[a, b], 1).what("text and image heads");
-        Ok(Self {
-            query: cat(self.query, after.query)?,
-            key: cat(self.key, after.key)?,
-            value: cat(self.value, after.value)?,
-        })
+    /// Takes the leading 3h channels of `[B, S, 3h ..]` apart as (query, key, value), each head-major; norms and rotates
+    /// query and key. The value stays where it lies.
+    pub(super) fn new(qkv: &Tensor, norms: &[HeadNorm<'_>], rope: &RopeTable, widths: &Widths) -> Result<Self> {
+        let &Widths { hidden, heads, head_dim, eps, .. } = widths;
+        let (query, key) = qk_norm_rope(qkv, heads, norms, rope.cos(), rope.sin(), eps)?;
+        Ok(Self { query, key, value: heads_of(qkv, 2 * hidden, heads, head_dim)? })
     }
 
-    /// Rotates query and key and attends; `query_rope` covers the tokens of the query, `key_rope` those of the key.
-    /// Result `[B, Sq, h]`.
-    pub(super) fn attend(self, query_rope: &RopeTable, key_rope: &RopeTable, widths: &Widths) -> Result<Tensor> {
-        let query = query_rope.rotate(&self.query)?;
-        drop(self.query);
-        let key = key_rope.rotate(&self.key)?;
-        drop(self.key);
-        let scale = (widths.head_dim as f32).powf(-0.5);
-        let output = attention(&query, &key, &self.value, scale, AttentionMask::Full)?;
+    /// `[B, Sq, h]`.
+    pub(super) fn attend(self, widths: &Widths) -> Result<Tensor> {
+        let output = attention(&self.query, &self.key, &self.value, widths.scale(), AttentionMask::Full)?;
         Ok(output.flatten(2, 3).what("joined heads")?)
+    }
+}
+
+/// What the output map of a single block reads: attention and feed-forward side by side, `[B, S, h + mlp]`.
+#[derive(Debug, Clone)]
+pub(super) struct Joined {
+    /// The columns of the last head's width are whole: there may be some behind.
+    buffer: Tensor,
+    widths: Widths,
+}
+
+impl Joined {
+    pub(super) fn new(batch: usize, tokens: usize, widths: &Widths, dtype: DType, device: &Device) -> Result<Self> {
+        // Only in whole heads the part of attention is a view of the buffer.
+        let columns = widths.hidden + widths.mlp.next_multiple_of(widths.head_dim);
+        let buffer = Tensor::zeros((batch, tokens, columns), dtype, device).what("joined branches")?;
+        Ok(Self { buffer, widths: *widths })
+    }
+
+    /// The part of attention.
+    pub(super) fn attend(&self, heads: Heads) -> Result<()> {
+        let Widths { heads: count, head_dim, .. } = self.widths;
+        let out = heads_of(&self.buffer, 0, count, head_dim)?;
+        let Heads { query, key, value } = &heads;
+        Ok(attention_into(query, key, value, self.widths.scale(), AttentionMask::Full, &out)?)
+    }
+
+    /// The part of the feed-forward branch, `[B, S, mlp]`.
+    pub(super) fn mlp(&self) -> Result<Tensor> {
+        Ok(self.buffer.narrow(2, self.widths.hidden, self.widths.mlp).what("feed-forward part")?)
+    }
+
+    /// Both, `[B, S, h + mlp]`.
+    pub(super) fn both(&self) -> Result<Tensor> {
+        Ok(self.buffer.narrow(2, 0, self.widths.hidden + self.widths.mlp).what("joined branches")?)
     }
 }

@@ -1,7 +1,7 @@
 //! A block with separate weights for the image and the text stream, which meet in attention.
 
 use candle_core::Tensor;
-use candle_fork::{LinearWeight, What, activation::swiglu, linear};
+use candle_fork::{LinearWeight, What, linear, linear_into, swiglu};
 use weights::{Expected, Loader};
 
 use super::{
@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     error::Result,
+    parts::Parts,
     plan::{Below, join},
 };
 
@@ -55,29 +56,34 @@ struct Stream {
 }
 
 impl Stream {
-    fn load(loader: &mut Loader, widths: &Widths, prefix: &str, names: &StreamNames) -> Result<Self> {
+    fn load(parts: &mut impl Parts, widths: &Widths, prefix: &str, names: &StreamNames) -> Result<Self> {
         let [q, k, v] = names.qkv.map(|name| join(prefix, name));
         Ok(Self {
-            qkv: loader.linear_stack(&[&q, &k, &v])?,
-            norm: QueryKeyNorm::load(loader, widths, &join(prefix, names.norm_query), &join(prefix, names.norm_key))?,
-            projection: loader.linear(&join(prefix, names.projection))?,
-            mlp_in: loader.linear(&join(prefix, names.mlp_in))?,
-            mlp_out: loader.linear(&join(prefix, names.mlp_out))?,
+            qkv: parts.linear_stack(&[&q, &k, &v])?,
+            norm: QueryKeyNorm::load(parts, widths, &join(prefix, names.norm_query), &join(prefix, names.norm_key))?,
+            projection: parts.linear(&join(prefix, names.projection))?,
+            mlp_in: parts.linear(&join(prefix, names.mlp_in))?,
+            mlp_out: parts.linear(&join(prefix, names.mlp_out))?,
             widths: *widths,
         })
     }
 
-    fn heads(&self, x: &Tensor, modulation: &Modulation) -> Result<Heads> {
-        let qkv = linear(&modulation.apply(x, self.widths.eps)?, &self.qkv, None)?;
-        self.norm.heads(&qkv, &self.widths)
+    /// Query, key and value of the stream into its tokens of `qkv`, from `first` on. Gives the first behind them.
+    fn project(&self, x: &Tensor, modulation: &Modulation, qkv: &Tensor, first: usize) -> Result<usize> {
+        let (_, tokens, _) = x.dims3().what("stream")?;
+        let out = qkv.narrow(1, first, tokens).what("tokens of a stream")?;
+        linear_into(&modulation.apply(x, self.widths.eps)?, &self.qkv, None, &out)?;
+        Ok(first + tokens)
     }
 
     /// The stream after both branches, from its part of the attention's output.
     fn finish(&self, x: &Tensor, attended: &Tensor, modulation: &[Modulation; 2]) -> Result<Tensor> {
         let [attention, mlp] = modulation;
-        let x = attention.add(x, &linear(attended, &self.projection, None)?)?;
-        let hidden = linear(&mlp.apply(&x, self.widths.eps)?, &self.mlp_in, None)?;
-        let hidden = swiglu(&hidden)?;
+        let branch = linear(attended, &self.projection, None)?;
+        let (x, normed) = attention.add_apply(x, &branch, mlp, self.widths.eps)?;
+        drop(branch);
+        let hidden = swiglu(&linear(&normed, &self.mlp_in, None)?)?;
+        drop(normed);
         mlp.add(&x, &linear(&hidden, &self.mlp_out, None)?)
     }
 }
@@ -112,9 +118,13 @@ impl DoubleBlock {
     /// # Errors
     /// [`Error::Weights`](crate::Error::Weights) if a tensor cannot be read.
     pub fn load(loader: &mut Loader, widths: &Widths, prefix: &str) -> Result<Self> {
+        Self::from_parts(loader, widths, prefix)
+    }
+
+    pub(crate) fn from_parts(parts: &mut impl Parts, widths: &Widths, prefix: &str) -> Result<Self> {
         Ok(Self {
-            image: Stream::load(loader, widths, prefix, &IMAGE)?,
-            text: Stream::load(loader, widths, prefix, &TEXT)?,
+            image: Stream::load(parts, widths, prefix, &IMAGE)?,
+            text: Stream::load(parts, widths, prefix, &TEXT)?,
         })
     }
 
@@ -129,13 +139,32 @@ impl DoubleBlock {
         modulation: &DoubleModulation,
         rope: &RopeTable,
     ) -> Result<(Tensor, Tensor)> {
-        let (_, text_tokens, _) = text.dims3().what("text stream")?;
-        let (_, image_tokens, _) = image.dims3().what("image stream")?;
-        let heads = self.text.heads(text, &modulation.text[0])?.then(self.image.heads(image, &modulation.image[0])?)?;
-        let attended = heads.attend(rope, rope, &self.image.widths)?;
+        self.forward_in(&self.buffer(image, text)?, image, text, modulation, rope)
+    }
+
+    /// The buffer `[B, L + N, 3h]` for query, key and value of both streams.
+    pub(super) fn buffer(&self, image: &Tensor, text: &Tensor) -> Result<Tensor> {
+        let ((batch, image_tokens, h), text_tokens) = (image.dims3().what("image stream")?, text.dims()[1]);
+        let dims = (batch, text_tokens + image_tokens, 3 * h);
+        Ok(Tensor::zeros(dims, image.dtype(), image.device()).what("query, key and value")?)
+    }
+
+    /// [`Self::forward`] with a buffer that may be used again behind the call.
+    pub(super) fn forward_in(
+        &self,
+        qkv: &Tensor,
+        image: &Tensor,
+        text: &Tensor,
+        modulation: &DoubleModulation,
+        rope: &RopeTable,
+    ) -> Result<(Tensor, Tensor)> {
+        let text_tokens = self.text.project(text, &modulation.text[0], qkv, 0)?;
+        let tokens = self.image.project(image, &modulation.image[0], qkv, text_tokens)?;
+        let norms = [self.text.norm.of(text_tokens), self.image.norm.of(tokens - text_tokens)];
+        let attended = Heads::new(qkv, &norms, rope, &self.image.widths)?.attend(&self.image.widths)?;
         let part = |start, len| attended.narrow(1, start, len).what("attention output of a stream");
         let text = self.text.finish(text, &part(0, text_tokens)?, &modulation.text)?;
-        let image = self.image.finish(image, &part(text_tokens, image_tokens)?, &modulation.image)?;
+        let image = self.image.finish(image, &part(text_tokens, tokens - text_tokens)?, &modulation.image)?;
         Ok((image, text))
     }
 }

@@ -31,23 +31,56 @@ impl ScalarEmbedder {
         })
     }
 
-    /// Embeds one number as `[1, h]` f32.
-    fn forward(&self, value: f32, device: &Device) -> Result<Tensor> {
+    /// Embeds numbers as `[n, h]` f32.
+    fn forward(&self, values: &[f32], device: &Device) -> Result<Tensor> {
         let width = self.linear_1.in_features();
-        let x = Tensor::from_vec(sinusoid(1000.0 * value, width), (1, width), device).what("sinusoid")?;
+        let rows: Vec<f32> = values.iter().flat_map(|value| sinusoid(1000.0 * value, width)).collect();
+        let x = Tensor::from_vec(rows, (values.len(), width), device).what("sinusoid")?;
         Ok(linear(&silu(&linear(&x, &self.linear_1, None)?)?, &self.linear_2, None)?)
     }
 }
 
 /// Modulations of one step, in f32: the ops that apply them compute in f32 whatever the dtype of the activations.
-#[derive(Debug)]
-pub(super) struct StepModulations {
+#[derive(Debug, Clone)]
+pub struct StepModulations {
     pub(super) double: DoubleModulation,
     pub(super) single: Modulation,
     /// Of the output layer, `[B, h]`.
     pub(super) output_scale: Tensor,
     /// Of the output layer, `[B, h]`.
     pub(super) output_shift: Tensor,
+}
+
+impl StepModulations {
+    /// Everything in a row, `[n]`: what [`Self::over`] takes apart again.
+    pub(super) fn flat(&self) -> Result<Tensor> {
+        let DoubleModulation { image, text } = &self.double;
+        let branches = image.iter().chain(text).chain([&self.single]);
+        let chunks = branches.flat_map(|Modulation { shift, scale, gate }| [shift, scale, gate]);
+        let flat = chunks.chain([&self.output_scale, &self.output_shift]).map(|chunk| chunk.flatten_all());
+        let flat = flat.collect::<candle_core::Result<Vec<_>>>().what("modulations in a row")?;
+        Ok(Tensor::cat(&flat, 0).what("modulations in a row")?)
+    }
+
+    /// Views of `flat`, in chunks of `[batch, h]`.
+    pub(super) fn over(flat: &Tensor, batch: usize) -> Result<Self> {
+        /// Shift, scale and gate of five branches, scale and shift of the output.
+        const CHUNKS: usize = 17;
+        let len = flat.elem_count() / CHUNKS;
+        let chunk = |index: usize| {
+            flat.narrow(0, index * len, len).and_then(|chunk| chunk.reshape((batch, len / batch))).what("modulation")
+        };
+        let branch = |index: usize| -> Result<Modulation> {
+            let first = 3 * index;
+            Ok(Modulation { shift: chunk(first)?, scale: chunk(first + 1)?, gate: chunk(first + 2)? })
+        };
+        Ok(Self {
+            double: DoubleModulation { image: [branch(0)?, branch(1)?], text: [branch(2)?, branch(3)?] },
+            single: branch(4)?,
+            output_scale: chunk(15)?,
+            output_shift: chunk(16)?,
+        })
+    }
 }
 
 /// From sigma (and guidance) to the modulations of every block.
@@ -78,38 +111,78 @@ impl TimeEmbedding {
         })
     }
 
-    /// The modulations at `sigma`, the same for each of `batch` items.
+    /// The modulations at each of `sigmas`, the same for each of `batch` items.
     pub(super) fn forward(
         &self,
-        sigma: f32,
+        sigmas: &[f32],
         guidance: Option<f32>,
         batch: usize,
         device: &Device,
-    ) -> Result<StepModulations> {
-        let mut embedding = self.time.forward(sigma, device)?;
+    ) -> Result<Vec<StepModulations>> {
+        // A device widens the matrices to f32 for the call, so it takes all steps at once. The CPU reads them where they
+        // lie and sums few rows in another order than many: one at a time, a step does not depend on the others.
+        let together = if device.is_cpu() { 1 } else { sigmas.len().max(1) };
+        let mut all = Vec::with_capacity(sigmas.len());
+        for sigmas in sigmas.chunks(together) {
+            self.together(sigmas, guidance, batch, device, &mut all)?;
+        }
+        Ok(all)
+    }
+
+    fn together(
+        &self,
+        sigmas: &[f32],
+        guidance: Option<f32>,
+        batch: usize,
+        device: &Device,
+        all: &mut Vec<StepModulations>,
+    ) -> Result<()> {
+        let mut embedding = self.time.forward(sigmas, device)?;
         if let (Some(embedder), Some(guidance)) = (&self.guidance, guidance) {
-            embedding = (embedding + embedder.forward(guidance, device)?).what("time and guidance")?;
+            let guidance = embedder.forward(&[guidance], device)?;
+            embedding = embedding.broadcast_add(&guidance).what("time and guidance")?;
         }
         let embedding = silu(&embedding)?;
-        let modulate = |weight: &LinearWeight| -> Result<Tensor> {
-            Ok(linear(&embedding, weight, None)?.repeat((batch, 1)).what("modulation of a batch")?)
-        };
-        let [single] = Modulation::split::<1>(&modulate(&self.single)?)?;
-        let double = DoubleModulation {
-            image: Modulation::split::<2>(&modulate(&self.double_image)?)?,
-            text: Modulation::split::<2>(&modulate(&self.double_text)?)?,
-        };
-        let output = modulate(&self.output)?;
-        // The diffusers layout stores the rows of scale first, then those of shift.
-        let h = self.output.out_features() / 2;
-        let half = |start| output.narrow(1, start, h).and_then(|t| t.contiguous()).what("output modulation");
-        Ok(StepModulations { double, single, output_scale: half(0)?, output_shift: half(h)? })
+        let modulate = |weight: &LinearWeight| linear(&embedding, weight, None);
+        let (single, image) = (modulate(&self.single)?, modulate(&self.double_image)?);
+        let (text, output) = (modulate(&self.double_text)?, modulate(&self.output)?);
+        for step in 0..sigmas.len() {
+            let of = |t: &Tensor| t.narrow(0, step, 1).and_then(|t| t.repeat((batch, 1))).what("modulation of a step");
+            let [single] = Modulation::split::<1>(&of(&single)?)?;
+            let double = DoubleModulation {
+                image: Modulation::split::<2>(&of(&image)?)?,
+                text: Modulation::split::<2>(&of(&text)?)?,
+            };
+            let output = of(&output)?;
+            // The diffusers layout stores the rows of scale first, then those of shift.
+            let h = self.output.out_features() / 2;
+            let half = |start| output.narrow(1, start, h).and_then(|t| t.contiguous()).what("output modulation");
+            all.push(StepModulations { double, single, output_scale: half(0)?, output_shift: half(h)? });
+        }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn modulations_in_a_row_are_taken_apart_in_their_order() {
+        let (batch, h) = (2, 3);
+        let flat = Tensor::arange(0f32, (17 * batch * h) as f32, &Device::Cpu).unwrap();
+        let modulations = StepModulations::over(&flat, batch).unwrap();
+        let first = |t: &Tensor| {
+            assert_eq!(t.dims(), [batch, h]);
+            t.to_vec2::<f32>().unwrap()[0][0] as usize / (batch * h)
+        };
+        assert_eq!(first(&modulations.double.image[1].scale), 4);
+        assert_eq!(first(&modulations.double.text[0].shift), 6);
+        assert_eq!(first(&modulations.single.gate), 14);
+        assert_eq!([first(&modulations.output_scale), first(&modulations.output_shift)], [15, 16]);
+        let again = modulations.flat().unwrap();
+        assert_eq!(again.to_vec1::<f32>().unwrap(), flat.to_vec1::<f32>().unwrap());
+    }
 
     #[test]
     fn sinusoid_is_cosines_then_sines() {

@@ -11,34 +11,42 @@ mod double_block;
 mod embed;
 mod modulation;
 pub mod names;
+mod recorded;
 mod rope;
 mod single_block;
+mod stacks;
 #[cfg(test)]
 mod test_support;
 #[cfg(test)]
-pub(crate) use test_support::published_names;
+pub(crate) use test_support::{config as small_config, published_names};
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex},
+};
 
 use candle_core::{DType, Device, Tensor};
 use candle_fork::{LinearWeight, What, linear};
 use policy::{Event, Observer};
 use weights::{Expected, TensorSource};
 
-use self::embed::TimeEmbedding;
 pub use self::{
     double_block::DoubleBlock,
-    embed::sinusoid,
+    embed::{StepModulations, sinusoid},
     modulation::{DoubleModulation, Modulation},
     names::Widths,
-    rope::{Position, RopeTable, positions},
+    rope::{Position, RopeTable, positions, reference_positions},
     single_block::SingleBlock,
+    stacks::StreamedBlocks,
 };
+use self::{embed::TimeEmbedding, recorded::Recorder, stacks::Stacks};
 use crate::{
+    backends::Backends,
     config::TransformerConfig,
     error::{Error, Result},
+    layouts,
     options::LoadOptions,
 };
 
@@ -50,11 +58,13 @@ pub struct Flux2Transformer {
     time: TimeEmbedding,
     image_in: LinearWeight,
     text_in: LinearWeight,
-    double_blocks: Vec<DoubleBlock>,
-    single_blocks: Vec<SingleBlock>,
+    stacks: Stacks,
     image_out: LinearWeight,
     dtype: DType,
     device: Device,
+    backends: Backends,
+    /// `None` if steps are not to be recorded.
+    recorder: Option<Mutex<Recorder>>,
 }
 
 /// What stays the same over the steps of a run: the embedded text and the positions of all tokens.
@@ -62,7 +72,18 @@ pub struct Flux2Transformer {
 pub struct Prepared {
     text: Tensor,
     rope: RopeTable,
+    /// Rows and columns of the picture, then of the references.
+    grids: Vec<(usize, usize)>,
     image_tokens: usize,
+    reference_tokens: usize,
+}
+
+impl Prepared {
+    /// Tokens of the picture among all tokens.
+    fn image(&self) -> Range<usize> {
+        let text_tokens = self.text.dims()[1];
+        text_tokens..text_tokens + self.image_tokens
+    }
 }
 
 impl Flux2Transformer {
@@ -71,33 +92,47 @@ impl Flux2Transformer {
         names::expected(config)
     }
 
-    /// Checks the configuration and the plan, then takes the weights. Matrices stay in their stored dtype and, on the CPU,
-    /// where they lie.
+    /// Checks the configuration and the plan, then takes the weights. Matrices stay in their stored form and, on the CPU,
+    /// where they lie. Names of other layouts are understood ([`crate::layouts::transformer`]).
     ///
     /// # Errors
     /// [`Error::Config`] if the configuration describes no such model; [`Error::Weights`] if a tensor is missing, has
     /// another shape, is unknown or holds non-finite values.
     pub fn load(config: &TransformerConfig, source: Arc<dyn TensorSource>, options: &LoadOptions) -> Result<Self> {
+        Self::load_streamed(config, source, options, StreamedBlocks::default())
+    }
+
+    /// [`Self::load`] with some of the blocks left on the host, from where each is copied to the device while others work.
+    /// Results are the same.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_streamed(
+        config: &TransformerConfig,
+        source: Arc<dyn TensorSource>,
+        options: &LoadOptions,
+        streamed: StreamedBlocks,
+    ) -> Result<Self> {
         config.validate()?;
         let widths = Widths::new(config);
-        let mut loader = options.loader(source, &Self::expected(config), |_| false)?;
+        let source = layouts::transformer(source, config)?;
+        let mut loader = options.loader(source.clone(), &Self::expected(config), |_| false)?;
         let model = Self {
             time: TimeEmbedding::load(&mut loader, config.guidance_embeds)?,
             image_in: loader.linear("x_embedder.weight")?,
             text_in: loader.linear("context_embedder.weight")?,
-            double_blocks: (0..config.num_layers)
-                .map(|index| DoubleBlock::load(&mut loader, &widths, &names::double_block(index)))
-                .collect::<Result<_>>()?,
-            single_blocks: (0..config.num_single_layers)
-                .map(|index| SingleBlock::load(&mut loader, &widths, &names::single_block(index)))
-                .collect::<Result<_>>()?,
+            stacks: Stacks::load(&mut loader, source, config, options, streamed)?,
             image_out: loader.linear("proj_out.weight")?,
             config: config.clone(),
             widths,
             dtype: options.dtype,
             device: options.device.clone(),
+            backends: Backends::of(options),
+            recorder: Recorder::new(options, streamed),
         };
-        loader.finish()?;
+        if streamed == StreamedBlocks::default() {
+            loader.finish()?;
+        }
         Ok(model)
     }
 
@@ -106,31 +141,78 @@ impl Flux2Transformer {
         &self.config
     }
 
+    /// How many blocks were left on the host.
+    pub fn streamed(&self) -> StreamedBlocks {
+        self.stacks.streamed()
+    }
+
     /// The part of a run that no step changes, for `prompt_embeds` `[B, L, joint_attention_dim]` and latents of `grid`
     /// (rows, columns) tokens.
     ///
     /// # Errors
     /// [`Error::Shape`] if the embeddings have another rank or width, or a grid is empty.
     pub fn prepare(&self, prompt_embeds: &Tensor, grid: (usize, usize)) -> Result<Prepared> {
+        self.prepare_with_references(prompt_embeds, grid, &[])
+    }
+
+    /// [`Self::prepare`] for latents whose tokens are followed by those of reference pictures, each a grid of its own.
+    ///
+    /// # Errors
+    /// As [`Self::prepare`].
+    pub fn prepare_with_references(
+        &self,
+        prompt_embeds: &Tensor,
+        grid: (usize, usize),
+        references: &[(usize, usize)],
+    ) -> Result<Prepared> {
+        let _policy = self.backends.enter();
         let channels = self.config.joint_attention_dim;
         let tokens = match *prompt_embeds.dims() {
             [batch, tokens, c] if batch > 0 && c == channels => tokens,
             _ => return Err(shape("prompt_embeds", prompt_embeds.dims(), format!("[B, L, {channels}]"))),
         };
-        let image_tokens = match grid.0.checked_mul(grid.1) {
-            Some(count) if count > 0 && count <= MAX_TOKENS && tokens <= MAX_TOKENS => count,
-            _ => return Err(shape("latents grid", &[grid.0, grid.1], format!("1 to {MAX_TOKENS} tokens"))),
+        let count = |(rows, columns): (usize, usize)| match rows.checked_mul(columns) {
+            Some(count) if count > 0 && count <= MAX_TOKENS => Ok(count),
+            _ => Err(shape("latents grid", &[rows, columns], format!("1 to {MAX_TOKENS} tokens"))),
         };
+        let image_tokens = count(grid)?;
+        let reference_tokens = references.iter().try_fold(0, |sum, &grid| Ok::<_, Error>(sum + count(grid)?))?;
+        let all = tokens.saturating_add(image_tokens).saturating_add(reference_tokens);
+        if tokens > MAX_TOKENS || all > 2 * MAX_TOKENS {
+            return Err(shape(
+                "latents grid",
+                &[grid.0, grid.1],
+                format!("{MAX_TOKENS} tokens of text and of pictures"),
+            ));
+        }
         let embeds = prompt_embeds.to_dtype(self.dtype).what("prompt_embeds")?;
         let TransformerConfig { axes_dims_rope, rope_theta, .. } = &self.config;
+        let mut positions = positions(tokens, grid);
+        positions.extend(reference_positions(references));
         Ok(Prepared {
             text: linear(&embeds, &self.text_in, None)?,
-            rope: RopeTable::new(axes_dims_rope, *rope_theta, &positions(tokens, grid), &self.device)?,
+            rope: RopeTable::new(axes_dims_rope, *rope_theta, &positions, &self.device)?,
+            grids: [&[grid], references].concat(),
             image_tokens,
+            reference_tokens,
         })
     }
 
-    /// The velocity `[B, N, out_channels]` f32 of `latents` `[B, N, in_channels]` (tokens row by row) at `sigma` in 0..=1.
+    /// What the embedding of the time gives to all blocks, for each of `sigmas` in 0..=1 and each of `batch` items alike:
+    /// made once, before the steps.
+    ///
+    /// # Errors
+    /// [`Error::GuidanceInput`] if a guidance is given to a model that takes none or the other way round; [`Error::Op`].
+    pub fn modulations(&self, sigmas: &[f32], guidance: Option<f32>, batch: usize) -> Result<Vec<StepModulations>> {
+        if guidance.is_some() != self.config.guidance_embeds {
+            return Err(Error::GuidanceInput { given: guidance.is_some() });
+        }
+        let _policy = self.backends.enter();
+        self.time.forward(sigmas, guidance, batch, &self.device)
+    }
+
+    /// The velocity `[B, N, out_channels]` f32 of `latents` `[B, N, in_channels]` (tokens row by row) at `sigma` in 0..=1:
+    /// [`Self::modulations`] of one sigma and [`Self::step`].
     ///
     /// `guidance` is an input of models with `guidance_embeds` and of no others. The observer receives
     /// [`Event::Progress`] in units of the blocks of this one call, and can stop it between two blocks.
@@ -146,41 +228,67 @@ impl Flux2Transformer {
         prepared: &Prepared,
         observer: &dyn Observer,
     ) -> Result<Tensor> {
-        let batch = prepared.text.dims()[0];
-        let expected = [batch, prepared.image_tokens, self.config.in_channels];
-        if latents.dims() != expected {
-            return Err(shape("latents", latents.dims(), format!("{expected:?}")));
+        let batch = self.check(latents, prepared)?;
+        let modulations = self.modulations(&[sigma], guidance, batch)?;
+        match modulations.first() {
+            Some(modulations) => self.step(latents, modulations, prepared, observer),
+            None => unreachable!("one sigma has one modulation"),
         }
-        if guidance.is_some() != self.config.guidance_embeds {
-            return Err(Error::GuidanceInput { given: guidance.is_some() });
+    }
+
+    /// The velocity `[B, N, out_channels]` f32 of `latents` `[B, N + R, in_channels]`: N tokens of the picture, then R of
+    /// the references that `prepared` is for. Nothing in it waits for a device. See [`Self::forward`].
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the latents do not fit the model or `prepared`; [`Error::Cancelled`] if the observer stops the
+    /// run; [`Error::Op`].
+    pub fn step(
+        &self,
+        latents: &Tensor,
+        modulations: &StepModulations,
+        prepared: &Prepared,
+        observer: &dyn Observer,
+    ) -> Result<Tensor> {
+        self.check(latents, prepared)?;
+        let _policy = self.backends.enter();
+        match &self.recorder {
+            Some(recorder) => recorded::step(self, recorder, latents, modulations, prepared, observer),
+            None => self.eager(latents, modulations, prepared, observer),
         }
-        let blocks = self.double_blocks.len() + self.single_blocks.len();
+    }
+
+    /// The step op by op.
+    fn eager(
+        &self,
+        latents: &Tensor,
+        modulations: &StepModulations,
+        prepared: &Prepared,
+        observer: &dyn Observer,
+    ) -> Result<Tensor> {
+        let total = self.stacks.len();
         let mut done = 0;
         let mut block_done = || {
             done += 1;
-            observer.notify(Event::Progress { done, total: blocks })
+            Ok(observer.notify(Event::Progress { done, total })?)
         };
-
-        let modulations = self.time.forward(sigma, guidance, batch, &self.device)?;
         let latents = latents.to_dtype(self.dtype).what("latents")?;
-        let mut image = linear(&latents, &self.image_in, None)?;
-        let mut text = prepared.text.clone();
-        for block in &self.double_blocks {
-            (image, text) = block.forward(&image, &text, &modulations.double, &prepared.rope)?;
-            block_done()?;
-        }
-        if let Some((last, others)) = self.single_blocks.split_last() {
-            let mut x = Tensor::cat(&[text, image], 1).what("text and image streams")?;
-            for block in others {
-                x = block.forward(&x, &modulations.single, &prepared.rope)?;
-                block_done()?;
-            }
-            image = last.forward_last(&x, prepared.image_tokens, &modulations.single, &prepared.rope)?;
-            block_done()?;
-        }
+        let image = linear(&latents, &self.image_in, None)?;
+        let image = self.stacks.forward(image, modulations, prepared, &mut block_done)?;
         let (shift, scale) = (&modulations.output_shift, &modulations.output_scale);
         let normed = candle_fork::layer_norm_modulate(&image, shift, scale, self.widths.eps)?;
         Ok(linear(&normed, &self.image_out, None)?.to_dtype(DType::F32).what("velocity")?)
+    }
+
+    /// The batch of latents that fit.
+    fn check(&self, latents: &Tensor, prepared: &Prepared) -> Result<usize> {
+        let batch = prepared.text.dims()[0];
+        let tokens = prepared.image_tokens + prepared.reference_tokens;
+        let expected = [batch, tokens, self.config.in_channels];
+        if latents.dims() == expected {
+            Ok(batch)
+        } else {
+            Err(shape("latents", latents.dims(), format!("{expected:?}")))
+        }
     }
 }
 

@@ -45,6 +45,11 @@ impl Modulation {
     pub(super) fn add(&self, x: &Tensor, branch: &Tensor) -> Result<Tensor> {
         Ok(candle_fork::gate_residual(x, &self.gate, branch)?)
     }
+
+    /// [`Self::add`], then `next`'s [`Self::apply`]: both results.
+    pub(super) fn add_apply(&self, x: &Tensor, branch: &Tensor, next: &Self, eps: f64) -> Result<(Tensor, Tensor)> {
+        Ok(candle_fork::gate_residual_modulate(x, &self.gate, branch, &next.shift, &next.scale, eps)?)
+    }
 }
 
 /// Modulation of a double block: the attention branch, then the feed-forward branch, for both streams.

@@ -32,6 +32,11 @@ impl Widths {
             eps: config.eps,
         }
     }
+
+    /// Factor of the scores of attention.
+    pub(super) fn scale(&self) -> f32 {
+        (self.head_dim as f32).powf(-0.5)
+    }
 }
 
 /// Prefix of double block `index`.

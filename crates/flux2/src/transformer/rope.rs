@@ -1,7 +1,9 @@
 //! Rotary position embedding over the four axes of a token: image index T, row H, column W, text index L.
 
+use std::ops::Range;
+
 use candle_core::{Device, Tensor};
-use candle_fork::{What, rope_interleaved};
+use candle_fork::What;
 
 use crate::error::{Error, Result};
 
@@ -15,12 +17,23 @@ pub struct RopeTable {
     sin: Tensor,
 }
 
+/// Distance of pictures on the axis T; the picture that is made is at 0.
+const REFERENCE_STEP: u32 = 10;
+
 /// Positions of `length` text tokens followed by the cells of a `(rows, columns)` grid, row by row.
-pub fn positions(length: usize, (rows, columns): (usize, usize)) -> Vec<Position> {
+pub fn positions(length: usize, grid: (usize, usize)) -> Vec<Position> {
     // Counts of tokens that fit in memory fit in u32.
-    let text = (0..length).map(|l| [0, 0, 0, l as u32]);
-    let image = (0..rows).flat_map(|y| (0..columns).map(move |x| [0, y as u32, x as u32, 0]));
-    text.chain(image).collect()
+    (0..length).map(|l| [0, 0, 0, l as u32]).chain(cells(0, grid)).collect()
+}
+
+/// Positions of the cells of reference pictures, each a grid `(rows, columns)` of its own.
+pub fn reference_positions(grids: &[(usize, usize)]) -> Vec<Position> {
+    let pictures = (1..).map(|number| number * REFERENCE_STEP).zip(grids);
+    pictures.flat_map(|(picture, &grid)| cells(picture, grid)).collect()
+}
+
+fn cells(picture: u32, (rows, columns): (usize, usize)) -> impl Iterator<Item = Position> {
+    (0..rows).flat_map(move |y| (0..columns).map(move |x| [picture, y as u32, x as u32, 0]))
 }
 
 impl RopeTable {
@@ -70,16 +83,10 @@ impl RopeTable {
         &self.sin
     }
 
-    /// Rotates x `[B, S, H, D]`.
-    pub(super) fn rotate(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(rope_interleaved(x, &self.cos, &self.sin)?)
-    }
-
-    /// The tables of the last `count` tokens.
-    pub(super) fn last(&self, count: usize) -> Result<Self> {
-        let start = self.cos.dims()[0].saturating_sub(count);
-        let tail = |t: &Tensor| t.narrow(0, start, count).what("rope table of the image");
-        Ok(Self { cos: tail(&self.cos)?, sin: tail(&self.sin)? })
+    /// The tables of some of the tokens.
+    pub(super) fn part(&self, tokens: &Range<usize>) -> Result<Self> {
+        let part = |t: &Tensor| t.narrow(0, tokens.start, tokens.len()).what("rope table of some tokens");
+        Ok(Self { cos: part(&self.cos)?, sin: part(&self.sin)? })
     }
 }
 
@@ -102,6 +109,15 @@ mod tests {
                 [0, 1, 2, 0],
             ]
         );
+    }
+
+    #[test]
+    fn references_count_from_ten_with_grids_of_their_own() {
+        assert_eq!(
+            reference_positions(&[(1, 2), (2, 1)]),
+            [[10, 0, 0, 0], [10, 0, 1, 0], [20, 0, 0, 0], [20, 1, 0, 0]]
+        );
+        assert!(reference_positions(&[]).is_empty());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::config::TransformerConfig;
 
 /// A configuration as `config.json` gives it.
-pub(super) fn config(
+pub(crate) fn config(
     num_layers: usize,
     num_single_layers: usize,
     heads: usize,

@@ -97,6 +97,83 @@ fn the_last_block_gives_the_image_rows_of_the_whole_block() {
 }
 
 #[test]
+fn streamed_blocks_give_the_same_bits() {
+    let config = tiny(2, 5);
+    let source = random::file(&random::tensors(&Flux2Transformer::expected(&config)));
+    let load = |double, single| {
+        let (options, streamed) = (LoadOptions::default(), StreamedBlocks { double, single });
+        let model = Flux2Transformer::load_streamed(&config, source.clone(), &options, streamed).unwrap();
+        assert_eq!(model.streamed(), StreamedBlocks { double: double.min(2), single: single.min(5) });
+        model
+    };
+    let (x, text) = (latents(1), prompt_embeds(1));
+    let velocity = |model: &Flux2Transformer| {
+        let prepared = model.prepare(&text, GRID).unwrap();
+        values(&model.forward(&x, 0.7, None, &prepared, &Silent).unwrap())
+    };
+    let want = velocity(&load(0, 0));
+    for (double, single) in [(0, 1), (0, 2), (1, 0), (1, 3), (2, 4), (9, 9)] {
+        let model = load(double, single);
+        // Also of the second pass, whose blocks may start in the other slot, and behind a pass that was stopped.
+        for pass in 0..3 {
+            assert_eq!(velocity(&model), want, "{double} {single}, pass {pass}");
+            if pass == 1 {
+                let stop = |event: &Event<'_>| match event {
+                    Event::Progress { done, .. } if *done >= 4 => ControlFlow::Break(()),
+                    _ => ControlFlow::Continue(()),
+                };
+                let prepared = model.prepare(&text, GRID).unwrap();
+                let stopped = model.forward(&x, 0.7, None, &prepared, &stop);
+                assert!(matches!(stopped, Err(Error::Cancelled(_))), "{stopped:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn references_are_seen_and_are_no_part_of_the_velocity() {
+    for config in [tiny(1, 2), tiny(2, 0)] {
+        let model = model(&config);
+        let step = |x: &Tensor, references: &[(usize, usize)]| {
+            let prepared = model.prepare_with_references(&prompt_embeds(1), GRID, references).unwrap();
+            model.forward(x, 0.7, None, &prepared, &Silent).unwrap()
+        };
+        let alone = step(&latents(1), &[]);
+        let with = |seed, grids: &[(usize, usize)]| {
+            let tokens = grids.iter().map(|(rows, columns)| rows * columns).sum();
+            let reference = random::tensor(seed, 1.0, &[1, tokens, 12]);
+            step(&Tensor::cat(&[latents(1), reference], 1).unwrap(), grids)
+        };
+        let one = with(7, &[(2, 3)]);
+        assert_eq!(one.dims(), [1, 12, 12]);
+        assert!(relative_l2(&one, &alone) > 1e-3);
+        assert!(relative_l2(&with(8, &[(2, 3)]), &one) > 1e-4);
+        assert!(relative_l2(&with(7, &[(3, 2)]), &one) > 1e-4, "positions of a reference");
+        // The same cells as two references lie elsewhere on the axis of pictures.
+        assert!(relative_l2(&with(7, &[(1, 3), (1, 3)]), &one) > 1e-4);
+    }
+    let model = model(&tiny(1, 1));
+    let prepared = model.prepare_with_references(&prompt_embeds(1), GRID, &[(2, 3)]).unwrap();
+    let refused = model.forward(&latents(1), 0.7, None, &prepared, &Silent);
+    assert!(matches!(refused, Err(Error::Shape { what: "latents", .. })), "{refused:?}");
+    assert!(model.prepare_with_references(&prompt_embeds(1), GRID, &[(0, 3)]).is_err());
+}
+
+#[test]
+fn modulations_of_all_steps_are_those_of_each() {
+    let model = model(&tiny(1, 2));
+    let prepared = model.prepare(&prompt_embeds(2), GRID).unwrap();
+    let sigmas = [1.0, 0.9, 0.7, 0.5, 0.3, 0.1];
+    let modulations = model.modulations(&sigmas, None, 2).unwrap();
+    assert_eq!(modulations.len(), sigmas.len());
+    for (sigma, modulations) in sigmas.into_iter().zip(&modulations) {
+        let step = model.step(&latents(2), modulations, &prepared, &Silent).unwrap();
+        let alone = model.forward(&latents(2), sigma, None, &prepared, &Silent).unwrap();
+        assert_eq!(values(&step), values(&alone), "sigma {sigma}");
+    }
+}
+
+#[test]
 fn a_closed_gate_leaves_the_streams_alone() {
     let widths = Widths::new(&tiny(1, 0));
     let mut plan = Vec::new();

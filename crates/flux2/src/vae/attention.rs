@@ -1,7 +1,7 @@
 //! The middle blocks: attention over all pixels of the coarsest level, between two residual blocks.
 
-use candle_core::{D, Tensor};
-use candle_fork::{Activation, AttentionMask, What, attention, nn::Linear};
+use candle_core::Tensor;
+use candle_fork::{Activation, AttentionMask, What, attention, nn::Linear, residual};
 use weights::{Expected, Loader};
 
 use super::{
@@ -61,22 +61,21 @@ impl MidAttention {
         let (batch, channels, height, width) = x.dims4().what("input of the middle attention")?;
         let pixels = height * width;
         let normed = self.norm.forward(&x, Activation::None)?;
-        let tokens =
-            normed.flatten(2, 3).and_then(|t| t.transpose(1, 2)).and_then(|t| t.contiguous()).what("pixels")?;
+        // Pixels as rows, which is how channels-last memory has them.
+        let tokens = normed.permute((0, 2, 3, 1)).and_then(|t| t.contiguous()?.reshape((batch, pixels, channels)));
         drop(normed);
-        let qkv = self.qkv.forward(&tokens)?;
-        drop(tokens);
-        let part = |index: usize| {
-            qkv.narrow(D::Minus1, index * channels, channels)
-                .and_then(|t| t.reshape((batch, pixels, 1, channels)))
-                .what("query, key or value")
-        };
+        let qkv = self.qkv.forward(&tokens.what("pixels")?)?;
+        let heads = qkv.reshape((batch, pixels, 3, channels)).what("query, key and value")?;
+        drop(qkv);
+        let part = |index: usize| heads.narrow(2, index, 1).what("query, key or value");
         let scale = (channels as f32).powf(-0.5);
         let attended = attention(&part(0)?, &part(1)?, &part(2)?, scale, AttentionMask::Full)?;
+        drop(heads);
         let attended = attended.reshape((batch, pixels, channels)).what("attention output")?;
         let branch = self.out.forward(&attended)?;
-        let branch = branch.transpose(1, 2).and_then(|t| t.reshape((batch, channels, height, width))).what("pixels")?;
-        Ok((x + branch).what("residual")?)
+        drop(attended);
+        let branch = branch.reshape((batch, height, width, channels)).and_then(|t| t.permute((0, 3, 1, 2)));
+        Ok(residual(&x, &branch.what("pixels")?)?)
     }
 }
 

@@ -116,6 +116,6 @@ impl Decoder {
             }
         }
         x = self.norm_out.forward(&x, Activation::Silu)?;
-        Ok(self.conv_out.forward(&x)?)
+        self.conv_out.forward(&x).map_err(Into::into)
     }
 }

@@ -63,9 +63,13 @@ pub(super) struct Statistics {
 }
 
 impl Statistics {
+    /// Tensors of a checkpoint: mean and variance.
+    pub(super) const NAMES: [&'static str; 2] = ["bn.running_mean", "bn.running_var"];
+
     /// `std = sqrt(running_var + eps)`.
     pub(super) fn load(loader: &mut Loader, eps: f64) -> Result<Self> {
-        Self::new(&loader.tensor("bn.running_mean")?, &loader.tensor("bn.running_var")?, eps)
+        let [mean, variance] = Self::NAMES;
+        Self::new(&loader.tensor(mean)?, &loader.tensor(variance)?, eps)
     }
 
     /// # Errors

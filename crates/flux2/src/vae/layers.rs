@@ -1,7 +1,7 @@
 //! Layers that every block of the VAE uses.
 
 use candle_core::Tensor;
-use candle_fork::{Activation, ConvParams, group_norm, nn::Conv2d};
+use candle_fork::{Activation, ConvParams, group_norm, layout, nn::Conv2d};
 use weights::Loader;
 
 use crate::{error::Result, plan::join};
@@ -38,7 +38,7 @@ pub(super) fn load_conv(loader: &mut Loader, prefix: &str, padding: usize) -> Re
 
 /// A convolution with any parameters.
 pub(super) fn load_conv_with(loader: &mut Loader, prefix: &str, params: ConvParams<2>) -> Result<Conv2d> {
-    let weight = loader.tensor(&join(prefix, "weight"))?;
+    let weight = layout::native(&loader.tensor(&join(prefix, "weight"))?)?;
     let bias = loader.tensor(&join(prefix, "bias"))?;
     Ok(Conv2d::new(weight, Some(bias), params))
 }

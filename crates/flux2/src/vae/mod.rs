@@ -22,7 +22,11 @@ mod tests;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use candle_fork::{What, nn::Conv2d};
+use candle_fork::{
+    What,
+    frames::{PatchOrder, Rgb8Frames, frames_to_rgb8},
+    nn::Conv2d,
+};
 use policy::{Event, Observer};
 use weights::{Expected, TensorSource};
 
@@ -35,8 +39,10 @@ pub use self::{
 };
 use self::{decoder::Decoder, encoder::Encoder, latents::Statistics, layers::load_conv};
 use crate::{
+    backends::Backends,
     config::VaeConfig,
     error::{Error, Result},
+    layouts,
     options::LoadOptions,
 };
 
@@ -51,6 +57,7 @@ pub struct Flux2Vae {
     statistics: Statistics,
     dtype: DType,
     device: Device,
+    backends: Backends,
 }
 
 impl Flux2Vae {
@@ -61,7 +68,8 @@ impl Flux2Vae {
         names::expected(config)
     }
 
-    /// Checks the configuration and the plan, then takes the weights.
+    /// Checks the configuration and the plan, then takes the weights. Names of other layouts are understood
+    /// ([`crate::layouts::vae`]).
     ///
     /// # Errors
     /// [`Error::Config`] if the configuration describes no such model; [`Error::Weights`] if a tensor (the statistics of
@@ -69,7 +77,16 @@ impl Flux2Vae {
     /// [`Error::LatentVariance`] if a variance is negative.
     pub fn load(config: &VaeConfig, source: Arc<dyn TensorSource>, options: &LoadOptions) -> Result<Self> {
         config.validate()?;
-        let mut loader = options.loader(source, &Self::expected(config), names::ignored)?;
+        let source = layouts::vae(source)?;
+        let plan = Self::expected(config);
+        let mut loader = options.loader(source.clone(), &plan, names::ignored)?;
+        // In f32 whatever the dtype of the activations is: they scale the latents, which are f32 as well.
+        let statistics: Vec<_> = plan.into_iter().filter(|tensor| Statistics::NAMES.contains(&&*tensor.name)).collect();
+        let exact = LoadOptions { dtype: DType::F32, ..options.clone() };
+        let mut exact = exact.loader(source, &statistics, |_| true)?;
+        for name in Statistics::NAMES {
+            loader.tensor(name)?;
+        }
         let quant_conv = if config.use_quant_conv { Some(load_conv(&mut loader, "quant_conv", 0)?) } else { None };
         let post_quant_conv =
             if config.use_post_quant_conv { Some(load_conv(&mut loader, "post_quant_conv", 0)?) } else { None };
@@ -78,10 +95,11 @@ impl Flux2Vae {
             quant_conv,
             post_quant_conv,
             decoder: Decoder::load(&mut loader, config, "decoder")?,
-            statistics: Statistics::load(&mut loader, config.batch_norm_eps)?,
+            statistics: Statistics::load(&mut exact, config.batch_norm_eps)?,
             config: config.clone(),
             dtype: options.dtype,
             device: options.device.clone(),
+            backends: Backends::of(options),
         };
         loader.finish()?;
         Ok(vae)
@@ -102,11 +120,41 @@ impl Flux2Vae {
     /// [`Error::Shape`] if the latents have another rank or number of channels or are empty; [`Error::Cancelled`] if the
     /// observer stops the run.
     pub fn decode(&self, latents: &Tensor, observer: &dyn Observer) -> Result<Tensor> {
+        self.decode_with(latents, observer, |decoded| Ok(decoded.to_dtype(DType::F32).what("picture")?))
+    }
+
+    /// [`Self::decode`] of one item to bytes `[1, f h, f w, 3]` on the device of the VAE, rounded there; see
+    /// [`frames_to_rgb8`].
+    ///
+    /// # Errors
+    /// As [`Self::decode`]; [`Error::Shape`] if there are several items.
+    pub fn decode_rgb8(&self, latents: &Tensor, observer: &dyn Observer) -> Result<Rgb8Frames> {
+        if latents.dims().first() != Some(&1) {
+            let expected = format!("[1, {}, h, w]", self.config.packed_channels());
+            return Err(shape("latents", latents, expected));
+        }
+        let mut frames = None;
+        self.decode_with(latents, observer, |decoded| {
+            let frame = decoded.unsqueeze(2).what("picture as a frame")?;
+            frames = Some(frames_to_rgb8(&frame, 1, PatchOrder::RowMajor)?);
+            Ok(decoded)
+        })?;
+        frames.ok_or_else(|| shape("latents", latents, "one item".to_owned()))
+    }
+
+    /// Decodes items one after another; `finish` gets what the decoder leaves of each.
+    fn decode_with(
+        &self,
+        latents: &Tensor,
+        observer: &dyn Observer,
+        mut finish: impl FnMut(Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         let channels = self.config.packed_channels();
         let batch = match *latents.dims() {
             [b, c, h, w] if b * h * w > 0 && c == channels => b,
             _ => return Err(shape("latents", latents, format!("[B, {channels}, h, w]"))),
         };
+        let _policy = self.backends.enter();
         let _span = tracing::debug_span!("vae.decode", shape = ?latents.dims(), dtype = ?self.dtype).entered();
         let total = batch * self.decoder.units();
         let mut done = 0;
@@ -120,7 +168,7 @@ impl Flux2Vae {
             if let Some(conv) = &self.post_quant_conv {
                 x = conv.forward(&x)?;
             }
-            Ok(self.decoder.forward(x, &mut unit_done)?.to_dtype(DType::F32).what("picture")?)
+            finish(self.decoder.forward(x, &mut unit_done)?)
         })
     }
 
@@ -135,6 +183,7 @@ impl Flux2Vae {
             [b, c, h, w] if b * h * w > 0 && c == channels && h.is_multiple_of(factor) && w.is_multiple_of(factor) => {}
             _ => return Err(shape("picture", image, format!("[B, {channels}, {factor} h, {factor} w]"))),
         }
+        let _policy = self.backends.enter();
         let _span = tracing::debug_span!("vae.encode", shape = ?image.dims(), dtype = ?self.dtype).entered();
         self.each_item(image, |item| {
             let mut x = self.encoder.forward(&item.to_dtype(self.dtype).what("picture")?)?;

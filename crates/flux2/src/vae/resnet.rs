@@ -1,7 +1,7 @@
 //! The residual block.
 
 use candle_core::Tensor;
-use candle_fork::{Activation, What, nn::Conv2d};
+use candle_fork::{Activation, conv_nd_add, nn::Conv2d};
 use weights::{Expected, Loader};
 
 use super::layers::{GroupNorm, load_conv};
@@ -79,7 +79,7 @@ impl Resnet {
             x = shortcut.forward(&x)?;
         }
         branch = self.norm2.forward(&branch, Activation::Silu)?;
-        branch = self.conv2.forward(&branch)?;
-        Ok((x + branch).what("residual")?)
+        let conv = &self.conv2;
+        Ok(conv_nd_add(&branch, conv.weight(), conv.bias(), &x, conv.params())?)
     }
 }
