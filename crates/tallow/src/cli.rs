@@ -5,12 +5,16 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use sampling::NoiseGenerator;
 
+mod model;
 mod run;
 mod video;
+mod weights;
 
 pub(crate) use self::{
+    model::ModelArgs,
     run::RunArgs,
     video::{DecodeArgs, DeviceName, EncodeArgs, LatentKind, VaeArgs, WeightType},
+    weights::{QuantFormat, QuantizeArgs, VerifyArgs},
 };
 
 /// Most pictures of one run.
@@ -52,6 +56,17 @@ pub(crate) enum Command {
     Encode(Box<EncodeArgs>),
     /// Say what a checkpoint file, a model folder or a file of latents is
     Inspect(InspectArgs),
+    /// Make a checkpoint of half the size or less
+    ///
+    /// Matrices of the repeated blocks are quantised; layers at the input and the output, norms, modulation and embeddings
+    /// stay as they are. Names stay too: the new file serves where the old one does, and in ComfyUI if its names are those
+    /// of ComfyUI. The path of the written file goes to standard output; a run that does not finish leaves no file.
+    Quantize(QuantizeArgs),
+    /// Compare files with their checksums
+    ///
+    /// Prints a line for each file: ok, BAD, or unchecked where no sha256 is known. Exit code 1 if a file is BAD or missing,
+    /// or if nothing could be checked.
+    Verify(VerifyArgs),
     /// Say what this build can do on this machine
     Doctor(DoctorArgs),
 }
@@ -77,9 +92,8 @@ pub(crate) struct GenerateArgs {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
 
-    /// Folder of a FLUX.2 model in the diffusers layout [default: the built-in demonstration model]
-    #[arg(short, long, value_name = "DIR")]
-    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 
     /// Width in pixels, a multiple of 16 [default: the model's]
     #[arg(short = 'W', long, value_name = "PIXELS", value_parser = whole_number, allow_negative_numbers = true)]
@@ -122,6 +136,21 @@ pub(crate) struct GenerateArgs {
     #[arg(long)]
     pub(crate) no_metadata: bool,
 
+    /// Where to compute: cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub(crate) device: DeviceName,
+
+    /// Type of activations, and on CUDA of weights; sums are f32 in any case [default: f32 on the CPU, bf16 on CUDA]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(crate) dtype: Option<WeightType>,
+
+    /// Most memory of a CUDA device, such as 8G, 7.5GiB or 8000MB [default: no limit]
+    ///
+    /// Held against an estimate before the work begins. What does not fit is copied from the host while other parts
+    /// compute: slower, with the same picture. -v tells the plan.
+    #[arg(long, value_name = "SIZE", value_parser = video::bytes, allow_negative_numbers = true)]
+    pub(crate) max_vram: Option<u64>,
+
     #[command(flatten)]
     pub(crate) run: RunArgs,
 }
@@ -129,7 +158,7 @@ pub(crate) struct GenerateArgs {
 /// Arguments of `tallow inspect`.
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// A safetensors file, an index of shards, a PyTorch checkpoint, a model folder or a file of latents
+    /// A safetensors file, an index of shards, a PyTorch checkpoint, a GGUF file, a model folder or a file of latents
     #[arg(value_name = "FILE|DIR")]
     pub(crate) path: PathBuf,
 

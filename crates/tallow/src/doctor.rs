@@ -6,7 +6,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use self::cuda::Cuda;
-use crate::{cli::DoctorArgs, demo, failure::Failure, machine, terminal};
+use crate::{cli::DoctorArgs, demo, failure::Failure, machine, model::hub_settings, terminal};
 
 mod cuda;
 
@@ -22,7 +22,8 @@ const MODELS: &[Model] = &[
     Model {
         name: "FLUX.2 klein 4B and 9B, distilled and base",
         does: "text to image",
-        loads_from: "a folder in the diffusers layout: safetensors, one file or shards with an index, f32, bf16 or f16",
+        loads_from: "a folder in the diffusers layout or a name of the hub; components also from files with names of BFL, \
+                     ComfyUI or llama.cpp: safetensors (f32, bf16, f16, int8, fp8) and GGUF",
     },
     Model {
         name: "VAEs of Wan 2.1, Wan 2.2 and Qwen-Image",
@@ -34,6 +35,23 @@ const MODELS: &[Model] = &[
 /// Video formats that this build writes.
 const VIDEO_FORMATS: &[&str] =
     if cfg!(feature = "mp4") { &["mp4", "y4m", "gif", "png series"] } else { &["y4m", "gif", "png series"] };
+
+/// Where models named owner/name come from.
+fn hub() -> String {
+    let settings = match hub_settings() {
+        Ok(settings) => settings,
+        Err(error) => return format!("not usable: {error:#}"),
+    };
+    let downloads = match (cfg!(feature = "hub"), settings.offline) {
+        (false, _) => "no downloads (feature `hub`)".to_owned(),
+        (true, true) => "no downloads (HF_HUB_OFFLINE)".to_owned(),
+        (true, false) => {
+            let token = if settings.token.is_some() { ", with a token" } else { ", without a token" };
+            format!("downloads from {}{token}", settings.endpoint)
+        }
+    };
+    format!("{downloads}, cache {}", settings.cache.display())
+}
 
 /// Everything that `doctor` finds out.
 #[derive(Debug, Serialize)]
@@ -54,6 +72,8 @@ struct Report {
     demonstration_model_bytes: usize,
     demonstration_vae: &'static str,
     demonstration_vae_bytes: usize,
+    /// What becomes of models named owner/name.
+    hub: String,
     models: &'static [Model],
     picture_formats: &'static [&'static str],
     video_formats: &'static [&'static str],
@@ -92,6 +112,7 @@ impl Report {
             demonstration_model_bytes: demo::size(),
             demonstration_vae: demo::VAE_NAME,
             demonstration_vae_bytes: demo::vae_size(),
+            hub: hub(),
             models: MODELS,
             picture_formats: &["png", "jpeg", "webp"],
             video_formats: VIDEO_FORMATS,
@@ -127,6 +148,7 @@ impl Report {
                 "built-in vae",
                 format!("{}, {}", self.demonstration_vae, bytes(Some(self.demonstration_vae_bytes as u64))),
             ),
+            ("hub", self.hub.clone()),
             ("pictures", list(self.picture_formats)),
             ("videos", list(self.video_formats)),
         ]);
@@ -145,6 +167,7 @@ impl Report {
 
 fn features() -> Vec<&'static str> {
     let all = [
+        ("hub", cfg!(feature = "hub")),
         ("mp4", cfg!(feature = "mp4")),
         ("cuda", cfg!(feature = "cuda")),
         ("mkl", cfg!(feature = "mkl")),
@@ -190,6 +213,7 @@ mod tests {
             "cuda",
             "built-in model",
             "built-in vae",
+            "hub",
             "model",
             "pictures",
             "videos",

@@ -11,16 +11,19 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail, ensure};
-use flux2::{Flux2Pipeline, GenerateOptions, Generated, LoadOptions, sizes};
+use candle_core::{DType, Device};
+use candle_fork::memory;
+use flux2::{Flux2Pipeline, GenerateOptions, GeneratedRgb8, LoadOptions, sizes};
 use media::{ImageFormat, OutputFile, Rgb8};
-use weights::ModelFolder;
+use policy::{AttentionPolicy, ConvPolicy, ExecutionIdentity, ModelFamily};
 
 use crate::{
-    cli::{GenerateArgs, Seed},
-    demo,
+    cli::{DeviceName, GenerateArgs, Seed, WeightType},
+    demo, device, execution,
     failure::Failure,
-    interrupt, logging,
+    interrupt, logging, machine,
     metadata::Recipe,
+    model::Model,
     output,
     progress::Progress,
     terminal,
@@ -39,27 +42,40 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     logging::install(args.run.quiet, args.run.verbose);
     let plan = Plan::new(args).map_err(Failure::Usage)?;
     plan.check_files()?;
-    let model = Model::open(args)?;
-    let prompt = prompt(args)?;
+    let (conv, attention) = execution::backends(ModelFamily::Flux2)?;
+    let device = device::open(args.device)?;
     let stop = interrupt::install(args.run.quiet)?;
-    args.run.start_threads()?;
     let say = |line: &str| args.run.say(line);
-    if args.model.is_none() {
+    let model = {
+        let progress = Progress::new(stop.clone(), 1, args.run.quiet);
+        Model::open(&args.model, &progress)?
+    };
+    let prompt = prompt(args)?;
+    args.run.start_threads()?;
+    model.notices.iter().for_each(|notice| say(&format!("warning: {notice}")));
+    if args.model.model.is_none() {
         say(&format!("using the built-in demonstration model {}: {}", demo::NAME, demo::KNOWS));
     }
     let start = Instant::now();
-    let pipeline = Flux2Pipeline::load(&model.folder, &LoadOptions::default()).map_err(anyhow::Error::from)?;
+    let load = load_options(args, (conv, attention), &device);
+    let components = model.components.clone();
+    let pipeline = Flux2Pipeline::load_with(&model.folder, components, &load).map_err(anyhow::Error::from)?;
+    let watch = execution::Watch::new(&load.device, load.dtype, model.hash()?);
     interrupt::check(&stop)?;
     // The model may be stricter than what could be checked without it.
     pipeline.check(&plan.options(&prompt, 0)).map_err(|error| Failure::Usage(error.into()))?;
     say(&plan.summary(&pipeline));
+    if args.run.verbose > 0 && !device.is_cpu() {
+        let (width, height) = plan.size(&pipeline);
+        say(&format!("memory: {}", pipeline.memory_plan(height, width).map_err(anyhow::Error::from)?));
+    }
 
     let progress = Progress::new(stop.clone(), plan.files.len(), args.run.quiet);
     let mut warned = Vec::new();
     for (index, file) in plan.files.iter().enumerate() {
         progress.begin_item(index + 1);
         let options = plan.options(&prompt, index);
-        let generated = match pipeline.generate(&options, &progress) {
+        let generated = match pipeline.generate_rgb8(&options, &progress) {
             Ok(generated) => generated,
             Err(_) if stop.is_cancelled() => return Err(Failure::Interrupted),
             Err(error) => return Err(anyhow::Error::from(error).into()),
@@ -77,13 +93,27 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         if args.run.verbose > 0 && file.exists() {
             say(&format!("replacing {}", file.display()));
         }
-        plan.write(file, &generated, &options, &model.name)?;
+        plan.write(file, generated, &options, &model.name, &watch.identity(&args.run)?)?;
         if !args.run.quiet {
             terminal::stdout(&format!("{}\n", file.display()))?;
         }
     }
-    say(&format!("done in {:.1} s", start.elapsed().as_secs_f64()));
+    let took = format!("done in {:.1} s", start.elapsed().as_secs_f64());
+    match memory::peak(&device).map_err(anyhow::Error::from)? {
+        Some(bytes) => say(&format!("{took}, at most {} of tensors on the device", terminal::bytes(bytes))),
+        None => say(&took),
+    }
     Ok(())
+}
+
+/// How the model is loaded.
+fn load_options(args: &GenerateArgs, (conv, attention): (ConvPolicy, AttentionPolicy), device: &Device) -> LoadOptions {
+    let default = if device.is_cpu() { DType::F32 } else { DType::BF16 };
+    let dtype = args.dtype.map_or(default, WeightType::dtype);
+    let mut options =
+        LoadOptions::new(device.clone(), dtype).with_backends(conv, attention).with_max_vram(args.max_vram);
+    options.plan_cache = machine::cache_folder("cudnn").map(Into::into);
+    options
 }
 
 /// What the command line asks for, checked.
@@ -108,6 +138,10 @@ impl<'a> Plan<'a> {
         if let Some(scale) = args.guidance {
             sizes::check_guidance(scale).context("--guidance")?;
         }
+        ensure!(
+            args.max_vram.is_none() || args.device != DeviceName::Cpu,
+            "--max-vram is for a device with memory of its own, expected --device cuda beside it"
+        );
         let seed = match args.seed {
             Seed::Fixed(seed) => seed,
             Seed::Random => random_seed(),
@@ -145,20 +179,30 @@ impl<'a> Plan<'a> {
             (_, 1) => format!("seeds {first} to {last}"),
             (_, step) => format!("seeds {first} to {last} in steps of {step}"),
         };
+        let (width, height) = self.size(pipeline);
         format!(
-            "{seeds}, steps {}, guidance {}, size {}x{}, rng {}",
+            "{seeds}, steps {}, guidance {}, size {width}x{height}, rng {}",
             self.args.steps.unwrap_or(defaults.num_inference_steps),
             self.args.guidance.unwrap_or(defaults.guidance_scale),
-            self.args.width.unwrap_or(defaults.width),
-            self.args.height.unwrap_or(defaults.height),
             self.args.rng,
         )
     }
 
-    fn write(&self, file: &Path, generated: &Generated, options: &GenerateOptions, model: &str) -> anyhow::Result<()> {
+    /// Width and height of the pictures.
+    fn size(&self, pipeline: &Flux2Pipeline) -> (usize, usize) {
+        let defaults = pipeline.defaults();
+        (self.args.width.unwrap_or(defaults.width), self.args.height.unwrap_or(defaults.height))
+    }
+
+    fn write(
+        &self,
+        file: &Path,
+        generated: GeneratedRgb8,
+        options: &GenerateOptions,
+        model: &str,
+        execution: &ExecutionIdentity,
+    ) -> anyhow::Result<()> {
         let (width, height) = (generated.width, generated.height);
-        let planes = generated.image.flatten_all().and_then(|image| image.to_vec1::<f32>());
-        let picture = Rgb8::from_planar_f32(&planes.context("cannot read the picture")?, width, height)?;
         let texts = if self.args.no_metadata {
             Vec::new()
         } else {
@@ -172,33 +216,16 @@ impl<'a> Plan<'a> {
                 width,
                 height,
                 rng: options.noise.to_string(),
+                execution,
             };
             recipe.texts().context("cannot describe the picture")?
         };
+        let picture = Rgb8::new(generated.pixels, width, height)?;
         let bytes = media::encode(&picture, self.format, &texts)?;
         let mut output = OutputFile::create(file)?;
         output.write_all(&bytes).with_context(|| format!("cannot write {}", file.display()))?;
         output.commit()?;
         Ok(())
-    }
-}
-
-/// A model and the name that metadata give it.
-struct Model {
-    folder: ModelFolder,
-    name: String,
-}
-
-impl Model {
-    fn open(args: &GenerateArgs) -> anyhow::Result<Self> {
-        let Some(path) = &args.model else {
-            return Ok(Self { folder: demo::model(), name: demo::NAME.to_owned() });
-        };
-        let folder = ModelFolder::open(path)?;
-        // Canonical, so that `.` has a name as well.
-        let canonical = path.canonicalize().with_context(|| format!("cannot open {}", path.display()))?;
-        let name = canonical.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
-        Ok(Self { folder, name })
     }
 }
 

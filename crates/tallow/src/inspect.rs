@@ -1,5 +1,6 @@
 //! `tallow inspect`: what a checkpoint file, a model folder or a file of latents is.
 
+mod treatment;
 mod wan;
 
 use std::fmt::Write;
@@ -62,6 +63,9 @@ fn table(report: &Report, wan: Option<&wan::Facts>) -> String {
         if !part.metadata.is_empty() {
             let keys: Vec<_> = part.metadata.keys().map(String::as_str).collect();
             table.row("", &format!("metadata {}", keys.join(", ")));
+        }
+        for (name, value) in treatment::rows(part) {
+            table.row(name, &value);
         }
     }
     for (name, value) in wan.map(wan::Facts::rows).unwrap_or_default() {

@@ -7,7 +7,9 @@
 
 mod cli;
 mod demo;
+mod device;
 mod doctor;
+mod execution;
 mod failure;
 mod generate;
 mod inspect;
@@ -15,9 +17,12 @@ mod interrupt;
 mod logging;
 mod machine;
 mod metadata;
+mod model;
 mod output;
 mod progress;
+mod quantize;
 mod terminal;
+mod verify;
 mod video;
 
 use std::process::ExitCode;
@@ -56,6 +61,8 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         Command::Decode(args) => video::decode::run(args),
         Command::Encode(args) => video::encode::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Quantize(args) => quantize::run(args),
+        Command::Verify(args) => verify::run(args),
         Command::Doctor(args) => doctor::run(args),
     }
 }

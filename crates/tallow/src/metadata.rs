@@ -1,7 +1,8 @@
-//! What a PNG file says about its own making.
+//! What files say about their own making.
 
 use std::fmt::Write;
 
+use policy::ExecutionIdentity;
 use serde::Serialize;
 
 /// Keyword of the text that other programs read.
@@ -30,6 +31,37 @@ pub(crate) struct Recipe<'a> {
     pub(crate) height: usize,
     /// Name of the noise generator.
     pub(crate) rng: String,
+    /// What computed it.
+    pub(crate) execution: &'a ExecutionIdentity,
+}
+
+/// What is said of a picture or a video that was decoded from latents.
+#[derive(Debug, Serialize)]
+pub(crate) struct Decoded<'a> {
+    /// Version of this program.
+    pub(crate) version: &'a str,
+    /// Name of the VAE.
+    pub(crate) vae: &'a str,
+    /// What computed it.
+    pub(crate) execution: &'a ExecutionIdentity,
+}
+
+impl Decoded<'_> {
+    /// The text.
+    ///
+    /// # Errors
+    /// If the JSON cannot be made.
+    pub(crate) fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string(self)
+    }
+
+    /// Keyword and text for an iTXt chunk.
+    ///
+    /// # Errors
+    /// If the JSON cannot be made.
+    pub(crate) fn texts(&self) -> serde_json::Result<Vec<(String, String)>> {
+        Ok(vec![(TALLOW_KEYWORD.to_owned(), self.json()?)])
+    }
 }
 
 impl Recipe<'_> {
@@ -66,7 +98,15 @@ impl Recipe<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
+    use candle_core::{DType, Device};
+    use candle_fork::cudnn_policy::Counters;
+
     use super::*;
+
+    static EXECUTION: LazyLock<ExecutionIdentity> =
+        LazyLock::new(|| ExecutionIdentity::executed(&Counters::default(), &Device::Cpu, DType::F32));
 
     fn recipe(prompt: &str) -> Recipe<'_> {
         Recipe {
@@ -79,6 +119,7 @@ mod tests {
             width: 128,
             height: 64,
             rng: "philox".to_owned(),
+            execution: &EXECUTION,
         }
     }
 

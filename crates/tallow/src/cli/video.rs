@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, str::FromStr};
 
+use candle_core::DType;
 use clap::{Args, ValueEnum};
 use media::FrameRate;
 use wan_vae::{BlendedTiles, Remainder, Tiling};
@@ -131,6 +132,16 @@ pub(crate) enum WeightType {
     F16,
 }
 
+impl WeightType {
+    pub(crate) fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
+            Self::F16 => DType::F16,
+        }
+    }
+}
+
 /// A device by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeviceName {
@@ -180,7 +191,7 @@ impl FromStr for TilingName {
 }
 
 /// A number of bytes such as `8G`.
-fn bytes(text: &str) -> Result<u64, String> {
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let factor: Option<u64> = match unit.trim().to_ascii_lowercase().as_str() {

@@ -20,7 +20,9 @@ use crate::{
     cli::{DecodeArgs, LatentKind},
     demo,
     failure::Failure,
-    interrupt, logging, output,
+    interrupt, logging,
+    metadata::Decoded,
+    output,
     progress::Progress,
     terminal,
 };
@@ -55,7 +57,8 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<(), Failure> {
     let stop = interrupt::install(args.run.quiet)?;
     args.run.start_threads()?;
     args.run.say(&clip.summary(&vae));
-    let vae = vae.load()?;
+    let name = vae.name();
+    let (vae, watch) = vae.load()?;
     interrupt::check(&stop)?;
     let mut pictures = match begun {
         Some(pictures) => pictures,
@@ -66,10 +69,12 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<(), Failure> {
     progress.clear();
     interrupt::check(&stop)?;
     let written = decoded.and_then(|()| {
+        let identity = watch.identity(&args.run)?;
+        let about = Decoded { version: env!("CARGO_PKG_VERSION"), vae: &name, execution: &identity };
         if args.run.verbose > 0 && args.output.exists() {
             args.run.say(&format!("replacing {}", args.output.display()));
         }
-        pictures.finish()
+        pictures.finish(&about)
     });
     match written {
         // The reader of the pipe has seen enough.
@@ -142,9 +147,9 @@ impl Clip {
         }
         let options = DecodeOptions::default().with_max_bytes(vae.max_bytes()).with_tiling(args.vae.tiling.0);
         let extents = (count, height, width);
-        let plan = memory::decode_plan(architecture, vae.weight_size(), extents, &options);
+        let plan = memory::decode_plan(architecture, vae.precision(), extents, &options);
         let plan = plan.map_err(|error| vae.explain(error))?;
-        let bytes = ClipMemory::decode(architecture, vae.weight_size(), extents, plan).total();
+        let bytes = ClipMemory::decode(architecture, vae.precision(), extents, plan).total();
         let fps = match args.fps {
             Some(fps) => fps,
             None => FrameRate::new(if vae.is_wan22() { 24 } else { 16 }, 1)?,

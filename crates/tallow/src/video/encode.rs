@@ -5,7 +5,7 @@ use std::{path::Path, time::Instant};
 use anyhow::bail;
 use candle_core::Tensor;
 use media::{VideoReader, open_video};
-use policy::CancelToken;
+use policy::{CancelToken, ExecutionIdentity};
 use wan_vae::{ClipMemory, ClipPlan, EncodeOptions, EncodedClip, Error, Remainder, WanVae, memory};
 use weights::write::Metadata;
 
@@ -15,7 +15,7 @@ use super::{
     summary,
     vae::Vae,
 };
-use crate::{cli::EncodeArgs, failure::Failure, interrupt, logging, output, progress::Progress, terminal};
+use crate::{cli::EncodeArgs, execution, failure::Failure, interrupt, logging, output, progress::Progress, terminal};
 
 /// Makes the latents.
 ///
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &EncodeArgs) -> Result<(), Failure> {
 
     args.run.start_threads()?;
     args.run.say(&clip.summary(&vae));
-    let vae = vae.load()?;
+    let (vae, watch) = vae.load()?;
     interrupt::check(&stop)?;
     let progress = Progress::new(stop.clone(), 1, args.run.quiet);
     let encoded = clip.encode(&vae, &progress, &mut latents);
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &EncodeArgs) -> Result<(), Failure> {
     if args.run.verbose > 0 && args.output.exists() {
         args.run.say(&format!("replacing {}", args.output.display()));
     }
-    latents.finish(&metadata(name))?;
+    latents.finish(&metadata(name, &watch.identity(&args.run)?)?)?;
     if !args.run.quiet {
         terminal::stdout(&format!("{}\n", args.output.display()))?;
     }
@@ -58,13 +58,17 @@ pub(crate) fn run(args: &EncodeArgs) -> Result<(), Failure> {
 }
 
 /// What the file says about its making.
-fn metadata(vae: String) -> Metadata {
+///
+/// # Errors
+/// Those of [`execution::json`].
+fn metadata(vae: String, identity: &ExecutionIdentity) -> anyhow::Result<Metadata> {
     let entries = [
         (VAE_KEY, vae),
+        (execution::KEY, execution::json(identity)?),
         ("latents", "raw".to_owned()),
         ("software", concat!("tallow ", env!("CARGO_PKG_VERSION")).to_owned()),
     ];
-    entries.map(|(key, value)| (key.to_owned(), value)).into()
+    Ok(entries.map(|(key, value)| (key.to_owned(), value)).into())
 }
 
 /// What was done with frames that filled no group.
@@ -114,9 +118,9 @@ impl Clip {
                 return Err(error.context(format!("{name}: --frames error")).into());
             }
             let extents = (frames, size.0, size.1);
-            let found = memory::encode_plan(architecture, vae.weight_size(), extents, &options);
+            let found = memory::encode_plan(architecture, vae.precision(), extents, &options);
             let found = found.map_err(|error| vae.explain(error))?;
-            plan = Some((found, ClipMemory::encode(architecture, vae.weight_size(), extents, found).total()));
+            plan = Some((found, ClipMemory::encode(architecture, vae.precision(), extents, found).total()));
         }
         Ok(Self { name, reader, frames, options, plan })
     }

@@ -8,6 +8,8 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use media::{Error, FrameRate, ImageFormat, OutputFile, Rgb8, VideoFormat, VideoOptions, VideoWriter};
 
+use crate::metadata::Decoded;
+
 /// What the name of the output stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
@@ -95,19 +97,21 @@ impl Pictures {
         }
     }
 
-    /// Puts the file in its place.
+    /// Puts the file in its place. PNG and MP4 files say what they are; the others have no place for it.
     ///
     /// # Errors
     /// If it cannot be written; then nothing of it remains.
-    pub(crate) fn finish(self) -> anyhow::Result<()> {
+    pub(crate) fn finish(self, about: &Decoded<'_>) -> anyhow::Result<()> {
         match self {
-            Self::Video(video) => {
+            Self::Video(mut video) => {
+                video.describe(&about.json().context("cannot describe the video")?);
                 video.finish()?;
             }
             Self::Picture { path, format, picture } => {
                 let picture = picture.context("no frame was decoded")?;
                 let mut file = OutputFile::create(&path)?;
-                let bytes = media::encode(&picture, format, &[])?;
+                let texts = about.texts().context("cannot describe the picture")?;
+                let bytes = media::encode(&picture, format, &texts)?;
                 file.write_all(&bytes).with_context(|| format!("cannot write {}", path.display()))?;
                 file.commit()?;
             }

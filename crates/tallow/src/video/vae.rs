@@ -5,12 +5,14 @@ use std::sync::Arc;
 use anyhow::{anyhow, ensure};
 use candle_core::{DType, Device};
 use policy::ModelFamily;
-use wan_vae::{Architecture, Checkpoint, Error, LoadOptions, Variant, WanVae, checkpoint};
+use wan_vae::{Architecture, Checkpoint, Error, LoadOptions, Precision, Variant, WanVae, checkpoint};
+use weights::sample_hash;
 
 use super::failed;
 use crate::{
-    cli::{DeviceName, VaeArgs, WeightType},
-    demo,
+    cli::{VaeArgs, WeightType},
+    demo, device,
+    execution::{self, Watch},
     failure::Failure,
     machine,
 };
@@ -28,15 +30,10 @@ impl<'a> Vae<'a> {
     /// # Errors
     /// A device that this build or machine does not have; a file that is no VAE.
     pub(crate) fn open(args: &'a VaeArgs) -> Result<Self, Failure> {
-        let dtype = args.dtype.map(|name| match name {
-            WeightType::F32 => DType::F32,
-            WeightType::Bf16 => DType::BF16,
-            WeightType::F16 => DType::F16,
-        });
-        let overrides = policy::overrides_from(std::env::vars_os()).map_err(|error| Failure::Usage(error.into()))?;
-        let mut options = LoadOptions::default().with_device(device(args.device)?).with_dtype(dtype);
-        options.conv = overrides.conv_for(ModelFamily::WanVae);
-        options.attention = overrides.attention_for(ModelFamily::WanVae);
+        let dtype = args.dtype.map(WeightType::dtype);
+        let (conv, attention) = execution::backends(ModelFamily::WanVae)?;
+        let mut options = LoadOptions::default().with_device(device::open(args.device)?).with_dtype(dtype);
+        (options.conv, options.attention) = (conv, attention);
         options.plan_cache = machine::cache_folder("cudnn").map(Arc::from);
         let opened = match &args.vae {
             Some(path) => checkpoint::open(path),
@@ -78,15 +75,18 @@ impl<'a> Vae<'a> {
         self.options.dtype.unwrap_or_else(|| self.checkpoint.dtype())
     }
 
-    /// Bytes of a weight in memory.
-    pub(crate) fn weight_size(&self) -> u64 {
-        self.dtype().size_in_bytes() as u64
+    /// Element types, and where it computes.
+    pub(crate) fn precision(&self) -> Precision {
+        Precision::new(self.options.device.location(), self.dtype())
     }
 
     /// Most bytes that the run may take: those that were asked for, else those that are available, if that is known.
     pub(crate) fn max_bytes(&self) -> Option<u64> {
-        // What a device of its own has available is not known here.
-        let available = || self.options.device.is_cpu().then(|| machine::memory().1).flatten();
+        let available = || match &self.options.device {
+            Device::Cpu => machine::memory().1,
+            // If the driver does not say, the run will.
+            device => candle_fork::memory::available(device).ok().flatten(),
+        };
         self.args.max_memory.or_else(available)
     }
 
@@ -122,35 +122,20 @@ impl<'a> Vae<'a> {
         self.checkpoint.check_values().map_err(failed)
     }
 
-    /// Reads the weights.
+    /// Reads the weights, and begins to watch what computes.
     ///
     /// # Errors
     /// If they are damaged.
-    pub(crate) fn load(self) -> anyhow::Result<WanVae> {
+    pub(crate) fn load(self) -> anyhow::Result<(WanVae, Watch)> {
+        let mut hash = sample_hash(&[("vae", &self.checkpoint.source)])?;
+        if self.dtype() != DType::F32 && self.dtype() != self.checkpoint.dtype() {
+            // Weights that were rounded are other weights.
+            hash = format!("{hash} as {}", self.dtype().as_str());
+        }
         let Self { checkpoint, options, .. } = self;
         let Checkpoint { architecture, statistics, source, .. } = checkpoint;
-        WanVae::from_architecture(architecture, statistics, source, &options).map_err(failed)
+        let vae = WanVae::from_architecture(architecture, statistics, source, &options).map_err(failed)?;
+        let watch = Watch::new(&options.device, vae.precision().activations, hash);
+        Ok((vae, watch))
     }
-}
-
-fn device(name: DeviceName) -> Result<Device, Failure> {
-    match name {
-        DeviceName::Cpu => Ok(Device::Cpu),
-        DeviceName::Cuda(number) => cuda(number),
-    }
-}
-
-#[cfg(feature = "cuda")]
-fn cuda(number: usize) -> Result<Device, Failure> {
-    use anyhow::Context;
-    let what = || format!("cannot use CUDA device {number}");
-    let device = Device::new_cuda_with_stream(number).with_context(what)?;
-    // Nobody else in this process wants it back.
-    candle_fork::memory::keep_freed(&device, u64::MAX).with_context(what)?;
-    Ok(device)
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda(number: usize) -> Result<Device, Failure> {
-    Err(Failure::Usage(anyhow!("--device cuda:{number}: this build is without CUDA (feature `cuda`), expected cpu")))
 }
