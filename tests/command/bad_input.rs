@@ -39,6 +39,12 @@ fn other_values() {
     bad(&["--batch", "0"], &["--batch"]);
     bad(&["--threads", "0"], &["--threads"]);
     bad(&["--stepz", "4"], &["--stepz", "--steps"]);
+    bad(&["--device", "gpu"], &["gpu", "cuda:N"]);
+    bad(&["--max-vram", "8X"], &["--max-vram", "8G"]);
+    bad(&["--max-vram", "8G"], &["--max-vram", "--device cuda"]);
+    // A device that was asked for is never replaced by another.
+    #[cfg(not(feature = "cuda"))]
+    bad(&["--device", "cuda:1"], &["--device cuda:1", "feature `cuda`"]);
     for seed in ["abc", "", "-2", "18446744073709551616"] {
         place.fails(&["generate", "x", "-o", "a.png", "--seed", seed], 2, &["--seed", "18446744073709551615"]);
     }

@@ -86,6 +86,8 @@ fn the_mp4_file_has_every_frame_with_its_colours() {
     let clip = crate::mp4::read(&place.path("clip.mp4"));
     assert_eq!((clip.size, clip.frames.len()), ((64, 64), 9));
     assert!((clip.seconds - 9.0 / 16.0).abs() < 1e-3, "{}", clip.seconds);
+    let about: serde_json::Value = serde_json::from_str(&clip.description).expect("JSON");
+    assert_eq!((&about["vae"], &about["execution"]["dtype"]), (&"wan-vae-demo".into(), &"f32".into()));
     let (_, mean) = difference(&clip.frames, &place.series(9));
     // Colours at half resolution blur the edges of the shapes, and only these.
     assert!(mean < 2.0, "{mean}");
@@ -187,6 +189,10 @@ fn the_name_decides_the_format() {
     assert!(difference(&[place.picture("one.png")], &pictures(&shape, &decoded)).0 <= 1);
     assert_eq!(place.picture("one.webp"), place.picture("one.png"));
     assert!(place.read("one.jpg").starts_with(b"\xff\xd8\xff"));
+    let texts = place.texts("one.png");
+    assert_eq!((texts.len(), texts[0].0.as_str()), (1, "tallow"));
+    let about: serde_json::Value = serde_json::from_str(&texts[0].1).expect("JSON");
+    assert!(about["vae"].is_string() && about["execution"]["device"] == "cpu", "{about}");
 }
 
 #[test]

@@ -77,6 +77,18 @@ fn latents_are_those_of_the_reference_and_decode_again() {
     assert!(error < 0.01, "{error}");
     let metadata = latents::metadata(&place.path("a.latent"));
     assert_eq!((&metadata["vae"], &metadata["latents"]), (&"wan-vae-demo".into(), &"raw".into()));
+    let execution = |file: &str| -> serde_json::Value {
+        let metadata = latents::metadata(&place.path(file));
+        serde_json::from_str(metadata["execution"].as_str().expect("an identity")).expect("JSON")
+    };
+    let identity = execution("a.latent");
+    assert_eq!((&identity["device"], &identity["dtype"]), (&"cpu".into(), &"f32".into()));
+    let weights = identity["weights"].as_str().expect("a hash");
+    assert!(weights.starts_with("sample-sha256:") && identity.get("conv").is_none(), "{identity}");
+    // Weights that were rounded are other weights.
+    let ended = place.succeeds(&["encode", "in", "-o", "f16.latent", "--dtype", "f16", "-v"]);
+    assert_eq!(execution("f16.latent")["weights"], format!("{weights} as f16"));
+    assert!(ended.stderr.contains(&format!("{weights} as f16")), "{}", ended.stderr);
 
     // A file that says that the built-in VAE has made it needs no --vae.
     place.succeeds(&["decode", "a.latent", "-o", "a.y4m", "-q"]);

@@ -57,10 +57,56 @@ fn a_png_file_says_how_it_was_made() {
     assert_eq!(json["rng"], "philox");
     assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
     assert!(json["guidance"].is_number());
+    // Backends at their default are not named.
+    let execution = json["execution"].as_object().expect("an identity");
+    assert_eq!(execution.keys().collect::<Vec<_>>(), ["device", "dtype", "version", "weights"]);
+    assert_eq!((&execution["device"], &execution["dtype"]), (&"cpu".into(), &"f32".into()));
+    assert!(execution["weights"].as_str().is_some_and(|hash| hash.starts_with("sample-sha256:")), "{execution:?}");
 
     place.succeeds(&quick(&["日本語 🎨", "-o", "b.png", "--seed", "7", "--no-metadata"]));
     assert!(place.texts("b.png").is_empty());
     assert_eq!(place.picture("a.png"), place.picture("b.png"));
+}
+
+/// One of a model's weights changes its identity, the folder's name does not.
+#[test]
+fn the_identity_is_that_of_the_weights_and_is_printed_if_asked_for() {
+    let place = Place::new();
+    let identity = |model: &[&str]| {
+        let ended = place.succeeds(&quick(&[&[PROMPT, "-o", "a.png", "-s", "1", "-v"], model].concat()));
+        let said = ended.stderr.lines().find_map(|line| line.strip_prefix("execution: ")).expect("the identity");
+        let texts = place.texts("a.png");
+        let text = &texts.iter().find(|(keyword, _)| keyword == "tallow").expect("tallow").1;
+        let json: Value = serde_json::from_str(text).expect("JSON");
+        assert_eq!(json["execution"], serde_json::from_str::<Value>(said).expect("JSON"));
+        said.to_owned()
+    };
+    let built_in = identity(&[]);
+    let weights = place.copy_demo("copy").join("vae/diffusion_pytorch_model.safetensors");
+    assert_eq!(identity(&["--model", "copy"]), built_in);
+    let mut bytes = std::fs::read(&weights).expect("weights");
+    *bytes.last_mut().expect("a byte") ^= 1;
+    std::fs::write(&weights, bytes).expect("weights");
+    assert_ne!(identity(&["--model", "copy"]), built_in);
+    let quiet = place.succeeds(&quick(&[PROMPT, "-o", "b.png", "-s", "1"]));
+    assert!(!quiet.stderr.contains("execution"), "{}", quiet.stderr);
+}
+
+#[test]
+fn backends_that_the_environment_asks_for_must_be_known() {
+    let place = Place::new();
+    for (variable, legal) in [("MOLD_CONV", "cudnn, im2col"), ("MOLD_ATTENTION", "fused, math")] {
+        let mut command = place.command(&quick(&[PROMPT, "-o", "a.png"]));
+        let ended = command.env(variable, "fast").output().expect("the command starts");
+        assert_eq!(ended.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(said.contains(variable) && said.contains(legal) && said.lines().count() == 1, "{said}");
+    }
+    let mut command = place.command(&quick(&[PROMPT, "-o", "a.png"]));
+    let ended = command.env("MOLD_CONV", "cudnn").env("MOLD_ATTENTION", "fused").output().expect("the command starts");
+    assert!(ended.status.success());
+    // Asked for, and not there: nothing but the defaults has computed.
+    assert!(place.texts("a.png").iter().all(|(_, text)| !text.contains("cudnn") && !text.contains("fused")));
 }
 
 #[test]

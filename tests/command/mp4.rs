@@ -12,6 +12,8 @@ pub(crate) struct Clip {
     pub(crate) size: (u16, u16),
     /// Duration in seconds.
     pub(crate) seconds: f64,
+    /// What it says about itself.
+    pub(crate) description: String,
     /// The decoded pictures.
     pub(crate) frames: Vec<RgbImage>,
 }
@@ -39,7 +41,10 @@ pub(crate) fn read(path: &Path) -> Clip {
         stream.clear();
     }
     let seconds = moov.mvhd.duration as f64 / f64::from(moov.mvhd.timescale);
-    Clip { size: (trak.tkhd.width.integer(), trak.tkhd.height.integer()), seconds, frames }
+    let meta = moov.udta.as_ref().and_then(|udta| udta.meta.as_ref()).expect("metadata");
+    let [Any::Ilst(list)] = meta.items.as_slice() else { panic!("{:?}", meta.items) };
+    let description = list.desc.as_ref().expect("a description").text.clone();
+    Clip { size: (trak.tkhd.width.integer(), trak.tkhd.height.integer()), seconds, description, frames }
 }
 
 fn index(bytes: &[u8]) -> Moov {

@@ -63,11 +63,19 @@ fn inspect_recognises_a_lone_file_and_names_other_things() {
     assert!(people.contains("safetensors file, looks like FLUX.2 transformer"), "{people}");
     assert!(people.contains("BF16: ") && people.contains("metadata format"), "{people}");
 
+    let kind = |file: &str| {
+        let json = place.succeeds(&["inspect", file, "--json"]).stdout;
+        serde_json::from_str::<Value>(&json).expect("JSON")["kind"].clone()
+    };
+    fs::write(place.path("a.npy"), b"\x89HDF\r\n\x1a\n").expect("a file");
+    let people = place.succeeds(&["inspect", "a.npy"]).stdout;
+    assert!(people.contains("HDF5"), "{people}");
+    assert_eq!(kind("a.npy"), "other");
+    // Version 3, no tensors, no metadata.
+    fs::write(place.path("a.gguf"), [&b"GGUF\x03\0\0\0"[..], &[0; 16]].concat()).expect("a file");
+    assert_eq!(kind("a.gguf"), "gguf");
     fs::write(place.path("a.gguf"), b"GGUF\x03\0\0\0").expect("a file");
-    let people = place.succeeds(&["inspect", "a.gguf"]).stdout;
-    assert!(people.contains("GGUF"), "{people}");
-    let json = place.succeeds(&["inspect", "a.gguf", "--json"]).stdout;
-    assert_eq!(serde_json::from_str::<Value>(&json).expect("JSON")["kind"], "other");
+    place.fails(&["inspect", "a.gguf"], 1, &["a.gguf"]);
 }
 
 #[test]
@@ -123,6 +131,8 @@ fn doctor_describes_the_build_and_the_machine() {
     let people = place.succeeds(&["doctor"]);
     assert_eq!(people.stderr, "");
     assert!(people.stdout.contains("flux2-demo") && people.stdout.contains("wan-vae-demo"), "{}", people.stdout);
+    let hub = people.stdout.lines().find(|line| line.starts_with("hub ")).expect("a line about the hub");
+    assert!(hub.contains("no downloads") && hub.contains(text(&place.path("hf"))), "{hub}");
     let json: Value = serde_json::from_str(&place.succeeds(&["doctor", "--json"]).stdout).expect("JSON");
     assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
     assert!(json["target"].as_str().is_some_and(|target| target.contains(std::env::consts::ARCH)), "{json}");

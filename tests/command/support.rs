@@ -36,6 +36,10 @@ impl Place {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tallow"));
         command.args(args).current_dir(self.folder.path()).stdin(Stdio::null());
         command.env_remove("RUST_LOG").env_remove("RAYON_NUM_THREADS");
+        for variable in ["HF_ENDPOINT", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"] {
+            command.env_remove(variable);
+        }
+        command.env("HF_HOME", self.path("hf")).env("HF_HUB_OFFLINE", "1");
         command
     }
 

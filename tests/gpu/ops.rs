@@ -3,6 +3,9 @@
 //! The CPU ops are held to f64 by their own tests. In f32 the two differ by a few roundings. In half precision each is
 //! compared with the f32 result of the same rounded inputs: an op that rounds once is no further from it than the CPU's.
 
+#[cfg(feature = "cuda")]
+mod ops_fused;
+
 use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
 use candle_fork::{
@@ -11,8 +14,9 @@ use candle_fork::{
         PatchOrder, avg_down_add, cat_frames, dup_up_add, frames_to_rgb8, patchify, split_pairs, tail_frames,
         unpatchify,
     },
-    gate_residual, group_norm, interleave2d, layer_norm, layer_norm_modulate, layout, linear, residual, rms_norm,
-    rope_half, rope_interleaved, silu, swiglu, upsample_nearest,
+    gate_residual, group_norm, interleave2d, layer_norm, layer_norm_modulate, layout, linear,
+    norm::channel_rms_norm_with_tail,
+    residual, rms_norm, rope_half, rope_interleaved, silu, swiglu, upsample_nearest,
 };
 use tests::gpu::{
     DTYPES, Failures, Placement, WINDOW, cuda, huge, noise, poison, relative_error, seed, values, window,
@@ -200,6 +204,14 @@ fn norms_over_channels() -> Result<()> {
             })
             .keeps_order(),
         );
+        if dims.len() == 5 {
+            for keep in [1, 2] {
+                let op = Op::new("channel_rms_norm_with_tail", operands, move |[x, past, gamma]| {
+                    channel_rms_norm_with_tail(Some(past), x, gamma, Activation::Silu, keep).map(|(_, tail)| tail)
+                });
+                ops.push(op.keeps_order());
+            }
+        }
     }
     run("norms over channels", ops)
 }
@@ -400,12 +412,13 @@ fn linear_maps() -> Result<()> {
         ([1, 130, 3072], 96),
         ([3, 5, 130], 100),
     ] {
-        for role in [Role::Plain, Role::Table] {
+        // A bias of x's type is added by the product, any other one behind it.
+        for (role, bias_role) in [(Role::Plain, Role::Plain), (Role::Plain, Role::Table), (Role::Table, Role::Table)] {
             let (weight, bias) = (&[features, dims[2]][..], &[features][..]);
             ops.push(
                 Op::new(
-                    format!("linear {role:?}"),
-                    [(Role::Main, &dims[..]), (role, weight), (Role::Table, bias)],
+                    format!("linear {role:?} {bias_role:?}"),
+                    [(Role::Main, &dims[..]), (role, weight), (bias_role, bias)],
                     |[x, w, b]| linear(x, &LinearWeight::from_tensor(w.clone())?, Some(b)),
                 )
                 .bound(1e-5),

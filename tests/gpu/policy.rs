@@ -9,7 +9,8 @@ use candle_fork::{
     conv::{conv_nd, conv_nd_add},
     cudnn_policy::{Backend, Counters, Policy, counters, enter, take_counters},
 };
-use tests::gpu::{DTYPES, cuda, cudnn, noise, poison, relative_error, values};
+use policy::ExecutionIdentity;
+use tests::gpu::{Counted, DTYPES, cuda, cudnn, noise, on, poison, relative_error, values};
 
 /// Calls of each thread.
 const CALLS: u64 = 50;
@@ -38,6 +39,27 @@ impl Operands {
         let params = ConvParams { padding: [(0, 0), (1, 1), (1, 1)], ..ConvParams::default() };
         Ok(conv_nd_add(&self.x, &self.weight, Some(&self.bias), &self.residual, &params)?)
     }
+}
+
+#[test]
+fn an_identity_names_cudnn_if_it_has_computed() -> Result<()> {
+    let suite = "gpu_policy, identities";
+    let Some(device) = cuda(suite)? else { return Ok(()) };
+    let has_cudnn = cudnn(suite, &device)?;
+    let x = noise(1, 1.0, &[1, 16, 9, 9], DType::BF16)?.to_device(&device)?;
+    let weight = noise(2, 0.1, &[16, 16, 3, 3], DType::BF16)?.to_device(&device)?;
+    for (backend, computes) in [(Backend::Im2col, false), (Backend::Required, true)] {
+        if computes && !has_cudnn {
+            continue;
+        }
+        let Counted { result, counters } = on(backend, || Ok(conv_nd::<2>(&x, &weight, None, &ConvParams::default())?));
+        result?;
+        let identity = ExecutionIdentity::executed(&counters, &device, DType::BF16);
+        println!("{}", serde_json::to_string(&identity)?);
+        ensure!(identity.device.starts_with("cuda-"), "{identity:?}");
+        ensure!(identity.conv.is_some() == computes && identity.cudnn.is_some() == computes, "{identity:?}");
+    }
+    Ok(())
 }
 
 #[test]

@@ -2,15 +2,17 @@
 # Runs the packed GPU suites and the GPU figures on a machine with a GPU, from the root of the repository.
 #
 # Usage: tests/gpu/run.sh OUT [PART..]
-#   parts: doctor smoke ops conv policy fallback wan convs wan21 wan22 (all of these if none is named),
-#          memcheck-smoke memcheck-ops memcheck-conv memcheck-wan (slow)
+#   parts: doctor smoke ops attention conv backward policy fallback convrot wan flux2 flux2_blocks stages convs
+#          ratios-convrot wan21 wan22 flux2-step flux2-vae flux2-text flux2-picture (all of these if none is named),
+#          flux2-step-9b, flux2-ops (a table of the ops of a step), flux2-step-kernels flux2-vae-kernels (lists of kernels),
+#          memcheck-SUITE for every suite (slow)
 # OUT gets gpu.log (everything), summary.txt (the table that is printed last) and h200.csv (the record, brought up to date).
 # Environment:
 #   PACK       the archive, default carry/gpu.tar.xz
 #   CUDNN      file or folder of cuDNN, 9.15 or later; default: the one that PYTHON has
 #   OLD_CUDNN  one that is wrong for video, 9.8 to 9.14; default: the one that the system's loader finds
 #   CUDA_LIBS  folders of libcublas and its like; default: those that PYTHON has, then /usr/local/cuda/lib64
-#   PYTHON     default python3; with torch and diffusers it is the peer of the figures
+#   PYTHON     default python3; with torch, diffusers and comfy-kitchen it is the peer of the figures
 #   LIMIT      seconds for each part, default 600
 #   RATIOS     more arguments for `ratios`, for example --compiled-peer
 #   GPU_SEED   seed of the inputs; default: a fresh one for each suite
@@ -18,7 +20,8 @@ set -uo pipefail
 
 out=${1:?usage: tests/gpu/run.sh OUT [PART..]}
 shift
-[ $# -gt 0 ] || set -- doctor smoke ops conv policy fallback wan convs wan21 wan22
+[ $# -gt 0 ] || set -- doctor smoke ops attention conv backward policy fallback convrot wan flux2 flux2_blocks stages convs \
+  ratios-convrot wan21 wan22 flux2-step flux2-vae flux2-text flux2-picture
 mkdir -p "$out"
 log=$out/gpu.log
 python=${PYTHON:-python3}
@@ -56,8 +59,17 @@ failed=0
 for part in "$@"; do
   case $part in
     doctor) command=("$bin/tallow" doctor) ;;
-    smoke | ops | conv | policy | fallback | wan) command=("$bin/gpu_$part" --nocapture) ;;
-    convs | wan21 | wan22) command=("${ratios[@]}" ${more[@]+"${more[@]}"} "gpu-$part") ;;
+    smoke | ops | attention | conv | backward | policy | fallback | convrot | wan | flux2 | flux2_blocks | stages)
+      command=("$bin/gpu_$part" --nocapture)
+      ;;
+    flux2-*-kernels)
+      # The driver loads the list into the program; see benches/profile/kernels.c.
+      kernels=$bin/kernels.so
+      [ -f "$kernels" ] || cc -O1 -shared -fPIC -o "$kernels" benches/profile/kernels.c -ldl
+      command=(env CUDA_INJECTION64_PATH="$kernels" KERNEL_RUNS=5 "$bin/ratios" "gpu-$part")
+      ;;
+    convs | wan21 | wan22 | flux2-*) command=("${ratios[@]}" ${more[@]+"${more[@]}"} "gpu-$part") ;;
+    ratios-convrot) command=("${ratios[@]}" ${more[@]+"${more[@]}"} gpu-convrot) ;;
     memcheck-*) command=(compute-sanitizer --tool memcheck --error-exitcode 99 "$bin/gpu_${part#memcheck-}" --nocapture --test-threads=1) ;;
     *) echo "no part $part" >&2; exit 2 ;;
   esac

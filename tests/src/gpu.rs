@@ -17,13 +17,13 @@ use sampling::NoiseGenerator;
 /// The element types of the GPU ops.
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// The first CUDA device on a stream of its own, or `None` after a line on stderr that says why `suite` is skipped. With
+/// The first CUDA device as the command opens it, or `None` after a line on stderr that says why `suite` is skipped. With
 /// `REQUIRE_CUDA=1` in the environment a skip is an error.
 ///
 /// # Errors
 /// If there is no device and one is required.
 pub fn cuda(suite: &str) -> Result<Option<Device>> {
-    let error = match Device::new_cuda_with_stream(0) {
+    let error = match candle_fork::stream::cuda_device(0) {
         Ok(device) => return Ok(Some(device)),
         Err(error) => error.to_string(),
     };

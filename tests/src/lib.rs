@@ -7,16 +7,22 @@
 #![forbid(unsafe_code)]
 
 mod container;
+pub mod convrot;
 mod demo;
+mod gguf;
 mod golden;
 pub mod gpu;
+pub mod klein;
+mod layouts;
 mod measure;
 mod names;
 mod skeleton;
 
 pub use container::{Container, Stored};
 pub use demo::{DemoCopy, demo};
+pub use gguf::gguf;
 pub use golden::Golden;
+pub use layouts::{prefixed, relayout};
 pub use measure::{assert_close, assert_same_bits, max_abs, psnr, rel_l2};
 pub use names::{NameTable, published_config};
 pub use skeleton::PthSkeleton;
