@@ -67,7 +67,9 @@ with torch.inference_mode():
         del exact, want
         torch.cuda.empty_cache()
     if args.compile:
-        vae = vae.to(memory_format=torch.channels_last_3d)
+        for layer in vae.modules():
+            if isinstance(layer, torch.nn.Conv3d):
+                layer.to(memory_format=torch.channels_last_3d)
         # Chunks have two shapes only; the loop over them stays in Python.
         part = vae.decoder if args.task == "decode" else vae.encoder
         part.forward = torch.compile(part.forward, dynamic=False)

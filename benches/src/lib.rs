@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cpu;
+pub mod flux2;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod machine;

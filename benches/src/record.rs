@@ -72,11 +72,15 @@ fn figure(v: f64) -> String {
     format!("{v:.*}", digits as usize)
 }
 
-/// Writes `rows` into the csv at `path`, replacing rows of the same name and keeping the others.
+/// Takes a figure as soon as it is measured; a later one of the same name takes its place.
+pub type Sink<'a> = dyn FnMut(Row) -> Result<()> + 'a;
+
+/// Writes `row` into the csv at `path`, replacing the row of the same name and keeping the others. The file is replaced as
+/// a whole, so an interruption leaves the old or the new one.
 ///
 /// # Errors
 /// If the file is not such a record, or cannot be written.
-pub fn save(path: &Path, rows: &[Row]) -> Result<()> {
+pub fn save(path: &Path, row: &Row) -> Result<()> {
     let old = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => HEADER.to_owned(),
@@ -86,10 +90,11 @@ pub fn save(path: &Path, rows: &[Row]) -> Result<()> {
     ensure!(lines.next() == Some(HEADER), "{}: not a record of figures", path.display());
     let name = |line: &str| line.split(',').next().unwrap_or_default().to_owned();
     let mut all: BTreeMap<String, String> = lines.map(|line| (name(line), line.to_owned())).collect();
-    all.extend(rows.iter().map(|row| (row.name.to_owned(), row.to_csv())));
+    all.insert(row.name.to_owned(), row.to_csv());
     let text: String =
         std::iter::once(HEADER).chain(all.values().map(String::as_str)).map(|l| format!("{l}\n")).collect();
-    fs::write(path, text).with_context(|| path.display().to_string())
+    let new = path.with_extension("new");
+    fs::write(&new, text).and_then(|()| fs::rename(&new, path)).with_context(|| path.display().to_string())
 }
 
 #[cfg(test)]
@@ -100,7 +105,7 @@ mod tests {
     fn newer_row_replaces_older_and_others_stay() -> Result<()> {
         let file = tempfile::NamedTempFile::new()?;
         fs::write(file.path(), format!("{HEADER}\nb,1,ms,,,,,,,\na,2,ms,,,,,,,\n"))?;
-        save(file.path(), &[Row { name: "a", value: 3.0, unit: "ms", ..Row::default() }])?;
+        save(file.path(), &Row { name: "a", value: 3.0, unit: "ms", ..Row::default() })?;
         let text = fs::read_to_string(file.path())?;
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines.len(), 3);
@@ -110,10 +115,24 @@ mod tests {
     }
 
     #[test]
+    fn rows_come_one_by_one_into_a_new_file() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("record.csv");
+        for (name, value) in [("b", 1.0), ("a", 2.0), ("b", 3.0)] {
+            save(&path, &Row { name, value, unit: "ms", ..Row::default() })?;
+        }
+        let text = fs::read_to_string(&path)?;
+        let figures: Vec<_> = text.lines().skip(1).map(|line| line.split(",ms,").next().unwrap_or_default()).collect();
+        assert_eq!(figures, ["a,2.000", "b,3.000"]);
+        assert_eq!(fs::read_dir(folder.path())?.count(), 1);
+        Ok(())
+    }
+
+    #[test]
     fn foreign_file_is_left_alone() -> Result<()> {
         let file = tempfile::NamedTempFile::new()?;
         fs::write(file.path(), "something else\n")?;
-        assert!(save(file.path(), &[]).is_err());
+        assert!(save(file.path(), &Row { name: "a", unit: "ms", ..Row::default() }).is_err());
         assert_eq!(fs::read_to_string(file.path())?, "something else\n");
         Ok(())
     }

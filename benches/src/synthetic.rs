@@ -1,5 +1,7 @@
 //! Checkpoints of published shapes with random bf16 weights, for timing only.
 
+mod memory;
+
 use std::{
     fs::File,
     io::{BufWriter, Write},
@@ -9,6 +11,8 @@ use std::{
 use anyhow::{Context, Result};
 use half::bf16;
 use weights::Expected;
+
+pub use self::memory::RandomWeights;
 
 /// Values from which the weights are drawn.
 const TABLE: usize = 1 << 16;

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use benches::{
     cpu::{self, Options},
     machine,
-    record::{self, Row},
+    record::{self, Row, Sink},
 };
 use clap::{Parser, ValueEnum};
 
@@ -32,16 +32,49 @@ enum Group {
     GpuConvs,
     /// GPU: what stands between those convolutions; printed only.
     GpuChain,
+    /// GPU: decoding of int8 weights and products of integers.
+    GpuConvrot,
     /// GPU: clips through the Wan 2.1 VAE.
     GpuWan21,
     /// GPU: clips through the Wan 2.2 VAE.
     GpuWan22,
+    /// GPU: steps of FLUX.2 klein 4B.
+    GpuFlux2Step,
+    /// GPU: steps of FLUX.2 klein 9B, with and without a reference picture.
+    #[value(name = "gpu-flux2-step-9b")]
+    GpuFlux2Step9b,
+    /// GPU: FLUX.2 VAE decode.
+    GpuFlux2Vae,
+    /// GPU: text encoder of FLUX.2 klein 4B.
+    GpuFlux2Text,
+    /// GPU: prompt to PNG with FLUX.2 klein 4B, in time and memory.
+    GpuFlux2Picture,
+    /// GPU: the ops of a step and of a VAE decode, one by one; printed only.
+    GpuFlux2Ops,
+    /// GPU: steps of FLUX.2 klein 4B for a list of kernels, see benches/profile/kernels.c.
+    GpuFlux2StepKernels,
+    /// GPU: the same for VAE decodes.
+    GpuFlux2VaeKernels,
 }
 
 /// Groups that run where there is no GPU.
 const CPU: [Group; 6] = [Group::Gemm, Group::Conv, Group::Step, Group::Vae, Group::Wan, Group::Demo];
 /// Groups that need a GPU and a build with feature `cuda`.
-const GPU: [Group; 4] = [Group::GpuConvs, Group::GpuChain, Group::GpuWan21, Group::GpuWan22];
+const GPU: [Group; 13] = [
+    Group::GpuConvs,
+    Group::GpuChain,
+    Group::GpuConvrot,
+    Group::GpuWan21,
+    Group::GpuWan22,
+    Group::GpuFlux2Step,
+    Group::GpuFlux2Step9b,
+    Group::GpuFlux2Vae,
+    Group::GpuFlux2Text,
+    Group::GpuFlux2Picture,
+    Group::GpuFlux2Ops,
+    Group::GpuFlux2StepKernels,
+    Group::GpuFlux2VaeKernels,
+];
 
 /// Times ours against a baseline and a peer.
 #[derive(Debug, Parser)]
@@ -95,31 +128,32 @@ fn in_own_process(group: Group, args: &Args) -> Result<()> {
 
 fn run(group: Group, args: &Args) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let rows = if GPU.contains(&group) {
-        gpu_rows(group, args, folder.path())?
-    } else {
-        rows(group, &Options { python: args.python.clone() }, &args.tallow, folder.path())?
-    };
-    for row in &rows {
+    // At once: a run that is stopped keeps what it has measured.
+    let mut sink = |row: Row| {
         println!("{}", row.summary());
+        args.csv.as_deref().map_or(Ok(()), |path| record::save(path, &row))
+    };
+    if GPU.contains(&group) {
+        gpu_rows(group, args, folder.path(), &mut sink)
+    } else {
+        rows(group, &Options { python: args.python.clone() }, &args.tallow, folder.path(), &mut sink)
     }
-    args.csv.as_deref().map_or(Ok(()), |path| record::save(path, &rows))
 }
 
-fn rows(group: Group, options: &Options, tallow: &Path, folder: &Path) -> Result<Vec<Row>> {
+fn rows(group: Group, options: &Options, tallow: &Path, folder: &Path, sink: &mut Sink<'_>) -> Result<()> {
     match group {
-        Group::Gemm => cpu::gemm::rows(),
-        Group::Conv => cpu::conv::rows(options),
-        Group::Step => cpu::flux2::step_rows(folder),
-        Group::Vae => cpu::flux2::vae_rows(options, folder),
-        Group::Wan => cpu::wan::rows(options, folder),
-        Group::Demo => cpu::flux2::demo_rows(tallow, folder),
-        Group::GpuConvs | Group::GpuChain | Group::GpuWan21 | Group::GpuWan22 => bail!("{group:?} needs a GPU"),
+        Group::Gemm => cpu::gemm::rows(sink),
+        Group::Conv => cpu::conv::rows(options, sink),
+        Group::Step => cpu::flux2::step_rows(folder, sink),
+        Group::Vae => cpu::flux2::vae_rows(options, folder, sink),
+        Group::Wan => cpu::wan::rows(options, folder, sink),
+        Group::Demo => cpu::flux2::demo_rows(tallow, folder, sink),
+        group => bail!("{group:?} needs a GPU"),
     }
 }
 
 #[cfg(feature = "cuda")]
-fn gpu_rows(group: Group, args: &Args, folder: &Path) -> Result<Vec<Row>> {
+fn gpu_rows(group: Group, args: &Args, folder: &Path, sink: &mut Sink<'_>) -> Result<()> {
     use benches::{
         gpu::{self, Gpu},
         wan::Model,
@@ -128,14 +162,36 @@ fn gpu_rows(group: Group, args: &Args, folder: &Path) -> Result<Vec<Row>> {
     let gpu = Gpu::open()?;
     println!("{}", gpu.versions);
     match group {
-        Group::GpuConvs => gpu::convs::rows(&gpu, &options),
-        Group::GpuChain => gpu::chain::print(&gpu).map(|()| Vec::new()),
-        Group::GpuWan21 => gpu::wan::rows(Model::Wan21, &gpu, &options, folder),
-        _ => gpu::wan::rows(Model::Wan22, &gpu, &options, folder),
+        Group::GpuConvs => gpu::convs::rows(&gpu, &options, sink),
+        Group::GpuChain => gpu::chain::print(&gpu),
+        Group::GpuConvrot => gpu::convrot::rows(&gpu, &options, sink),
+        Group::GpuWan21 => gpu::wan::rows(Model::Wan21, &gpu, &options, folder, sink),
+        Group::GpuWan22 => gpu::wan::rows(Model::Wan22, &gpu, &options, folder, sink),
+        group => flux2_rows(group, &gpu, &options, sink),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn flux2_rows(
+    group: Group,
+    gpu: &benches::gpu::Gpu,
+    options: &benches::gpu::Options,
+    sink: &mut Sink<'_>,
+) -> Result<()> {
+    use benches::{flux2::Klein, gpu::flux2};
+    match group {
+        Group::GpuFlux2Step => flux2::step::rows(Klein::FourB, gpu, options, sink),
+        Group::GpuFlux2Step9b => flux2::step::rows(Klein::NineB, gpu, options, sink),
+        Group::GpuFlux2Vae => flux2::vae::rows(gpu, options, sink),
+        Group::GpuFlux2Text => flux2::text::rows(gpu, options, sink),
+        Group::GpuFlux2Picture => flux2::picture::rows(gpu, options, sink),
+        Group::GpuFlux2StepKernels => flux2::kernels::step(gpu),
+        Group::GpuFlux2VaeKernels => flux2::kernels::decode(gpu),
+        _ => flux2::ops::print(gpu),
     }
 }
 
 #[cfg(not(feature = "cuda"))]
-fn gpu_rows(group: Group, _: &Args, _: &Path) -> Result<Vec<Row>> {
+fn gpu_rows(group: Group, _: &Args, _: &Path, _: &mut Sink<'_>) -> Result<()> {
     bail!("{group:?} needs a build with feature cuda")
 }

@@ -14,7 +14,13 @@ use policy::Silent;
 use weights::{Safetensors, TensorSource};
 
 use super::{Options, gemm};
-use crate::{machine, peer::Peer, record::Row, synthetic::write_checkpoint, timing::median};
+use crate::{
+    machine,
+    peer::Peer,
+    record::{Row, Sink},
+    synthetic::write_checkpoint,
+    timing::median,
+};
 
 const KLEIN_4B: &str = r#"{"num_layers": 5, "num_single_layers": 20, "num_attention_heads": 24, "attention_head_dim": 128,
     "joint_attention_dim": 7680, "in_channels": 128, "out_channels": null, "mlp_ratio": 3.0,
@@ -36,8 +42,8 @@ const DECODE_512_FLOP: f64 = 2.516e12;
 /// Meant for a process of its own: the peak it reports is the process's.
 ///
 /// # Errors
-/// If the checkpoint cannot be written to `folder` (7.75 GB) or a step fails.
-pub fn step_rows(folder: &Path) -> Result<Vec<Row>> {
+/// If the checkpoint cannot be written to `folder` (7.75 GB), or a step or `sink` fails.
+pub fn step_rows(folder: &Path, sink: &mut Sink<'_>) -> Result<()> {
     let config: TransformerConfig = serde_json::from_str(KLEIN_4B)?;
     let file = folder.join("diffusion_pytorch_model.safetensors");
     write_checkpoint(&file, &Flux2Transformer::expected(&config), 0.02)?;
@@ -57,25 +63,17 @@ pub fn step_rows(folder: &Path) -> Result<Vec<Row>> {
     let seconds = time.as_secs_f64();
     let floor = STEP_256_FLOP / rated / 1e9;
     let peak = machine::peak_resident().context("no /proc/self/status")?;
-    let step =
-        Row { name: "cpu_flux2_klein4b_step_256", value: seconds, unit: "s", floor: Some(floor), ..Row::default() };
-    Ok(vec![
-        step,
-        Row { name: "cpu_flux2_klein4b_step_256_fraction", value: floor / seconds, unit: "-", ..Row::default() },
-        Row {
-            name: "cpu_flux2_klein4b_step_256_peak",
-            value: peak as f64 / (1u64 << 30) as f64,
-            unit: "GiB",
-            ..Row::default()
-        },
-    ])
+    sink(Row { name: "cpu_flux2_klein4b_step_256", value: seconds, unit: "s", floor: Some(floor), ..Row::default() })?;
+    sink(Row { name: "cpu_flux2_klein4b_step_256_fraction", value: floor / seconds, unit: "-", ..Row::default() })?;
+    let peak = peak as f64 / (1u64 << 30) as f64;
+    sink(Row { name: "cpu_flux2_klein4b_step_256_peak", value: peak, unit: "GiB", ..Row::default() })
 }
 
 /// VAE decode to 512x512 in f32 with random weights of the published shapes, beside diffusers.
 ///
 /// # Errors
-/// If the decode or the peer fails.
-pub fn vae_rows(options: &Options, folder: &Path) -> Result<Vec<Row>> {
+/// If the decode, the peer or `sink` fails.
+pub fn vae_rows(options: &Options, folder: &Path, sink: &mut Sink<'_>) -> Result<()> {
     let config: VaeConfig = serde_json::from_str(VAE)?;
     let file = folder.join("vae.safetensors");
     write_checkpoint(&file, &Flux2Vae::expected(&config), 0.02)?;
@@ -87,7 +85,7 @@ pub fn vae_rows(options: &Options, folder: &Path) -> Result<Vec<Row>> {
     let run = |p: &Path| Peer::run(p, "diffusers_vae.py", &[&threads, "512", "512", "2"]);
     let peer = options.python.as_deref().map(run).transpose()?;
     let rated = gemm::rate(3)?;
-    Ok(vec![Row {
+    sink(Row {
         name: "cpu_flux2_vae_512",
         value: time.as_secs_f64(),
         unit: "s",
@@ -95,14 +93,14 @@ pub fn vae_rows(options: &Options, folder: &Path) -> Result<Vec<Row>> {
         peer_value: peer.as_ref().map(|p| p.get("seconds")).transpose()?,
         floor: Some(DECODE_512_FLOP / rated / 1e9),
         ..Row::default()
-    }])
+    })
 }
 
 /// The built-in demonstration: the command from process start to the written file.
 ///
 /// # Errors
-/// If the command fails.
-pub fn demo_rows(tallow: &Path, folder: &Path) -> Result<Vec<Row>> {
+/// If the command or `sink` fails.
+pub fn demo_rows(tallow: &Path, folder: &Path, sink: &mut Sink<'_>) -> Result<()> {
     let out = folder.join("circle.png");
     let time = median(7, || {
         let status = std::process::Command::new(tallow)
@@ -113,5 +111,5 @@ pub fn demo_rows(tallow: &Path, folder: &Path) -> Result<Vec<Row>> {
         anyhow::ensure!(status.success(), "{} failed", tallow.display());
         Ok(())
     })?;
-    Ok(vec![Row { name: "cpu_demo_generate", value: time.as_secs_f64(), unit: "s", ..Row::default() }])
+    sink(Row { name: "cpu_demo_generate", value: time.as_secs_f64(), unit: "s", ..Row::default() })
 }

@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_fork::{HostTensor, LinearWeight};
 
 use crate::{
-    record::Row,
+    record::{Row, Sink},
     timing::{gflops, medians},
 };
 
@@ -15,8 +15,8 @@ pub const RATED: (usize, usize, usize) = (768, 3072, 9216);
 /// Rate of candle's f32 matmul, and of our linear layer over bf16 weights, at [`RATED`].
 ///
 /// # Errors
-/// If an op fails.
-pub fn rows() -> Result<Vec<Row>> {
+/// If an op or `sink` fails.
+pub fn rows(sink: &mut Sink<'_>) -> Result<()> {
     let (m, k, n) = RATED;
     let x = Tensor::randn(0f32, 1., (m, k), &Device::Cpu)?;
     let w = Tensor::randn(0f32, 0.02, (n, k), &Device::Cpu)?.to_dtype(DType::BF16)?;
@@ -38,18 +38,16 @@ pub fn rows() -> Result<Vec<Row>> {
     let flop = 2.0 * (m * k * n) as f64;
     let candle = gflops(flop, times[0]);
     let error = relative_error(&candle_fork::linear(&x, &weight, None)?, &x.matmul(&widened.t()?)?)?;
-    Ok(vec![
-        Row { name: "cpu_gemm_f32", value: candle, unit: "GFLOP/s", ..Row::default() },
-        Row {
-            name: "cpu_linear_bf16",
-            value: gflops(flop, times[1]),
-            unit: "GFLOP/s",
-            peer: "candle f32 matmul".into(),
-            peer_value: Some(candle),
-            error: format!("rel_l2 {error:.1e} against candle f32"),
-            ..Row::default()
-        },
-    ])
+    sink(Row { name: "cpu_gemm_f32", value: candle, unit: "GFLOP/s", ..Row::default() })?;
+    sink(Row {
+        name: "cpu_linear_bf16",
+        value: gflops(flop, times[1]),
+        unit: "GFLOP/s",
+        peer: "candle f32 matmul".into(),
+        peer_value: Some(candle),
+        error: format!("rel_l2 {error:.1e} against candle f32"),
+        ..Row::default()
+    })
 }
 
 /// candle's f32 rate at [`RATED`] alone, GFLOP/s.

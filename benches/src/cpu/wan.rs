@@ -12,7 +12,13 @@ use weights::{
 };
 
 use super::{Options, gemm};
-use crate::{machine, peer::Peer, record::Row, synthetic::write_checkpoint, wan::Model};
+use crate::{
+    machine,
+    peer::Peer,
+    record::{Row, Sink},
+    synthetic::write_checkpoint,
+    wan::Model,
+};
 
 /// Operations by the definition of every layer: 1.70 for the first latent frame, 13.55 for each of the others.
 const FLOP: f64 = 28.80e12;
@@ -22,8 +28,8 @@ const LATENTS: [usize; 4] = [16, 3, 60, 104];
 /// Time, share of the machine's matrix product rate, and the peak in what is printed. One run: it takes minutes.
 ///
 /// # Errors
-/// If the decode or the peer fails.
-pub fn rows(options: &Options, folder: &Path) -> Result<Vec<Row>> {
+/// If the decode, the peer or `sink` fails.
+pub fn rows(options: &Options, folder: &Path, sink: &mut Sink<'_>) -> Result<()> {
     let rated = gemm::rate(3)?;
     let architecture = Architecture::from_config(&Model::Wan21.config())?;
     let file = folder.join("vae.safetensors");
@@ -44,6 +50,20 @@ pub fn rows(options: &Options, folder: &Path) -> Result<Vec<Row>> {
     let peak = machine::peak_resident().context("no resident size")? as f64 / (1u64 << 30) as f64;
     println!("cpu_wan21_decode_3lat_480p: peak {peak:.2} GiB resident");
     drop(vae);
+    let row = Row {
+        name: "cpu_wan21_decode_3lat_480p",
+        value: seconds,
+        unit: "s",
+        floor: Some(FLOP / rated / 1e9),
+        ..Row::default()
+    };
+    sink(Row {
+        name: "cpu_wan21_decode_3lat_480p_fraction",
+        value: FLOP / rated / 1e9 / seconds,
+        unit: "-",
+        ..Row::default()
+    })?;
+    sink(row.clone())?;
 
     let threads = rayon::current_num_threads().to_string();
     let peer = |python: &Path| -> Result<(Peer, f64)> {
@@ -59,25 +79,13 @@ pub fn rows(options: &Options, folder: &Path) -> Result<Vec<Row>> {
         let error = square(&mut ours.iter().zip(&theirs).map(|(a, b)| f64::from(a - b)));
         Ok((peer, (error / square(&mut theirs.iter().map(|&v| f64::from(v)))).sqrt()))
     };
-    let peer = options.python.as_deref().map(peer).transpose()?;
-    Ok(vec![
-        Row {
-            name: "cpu_wan21_decode_3lat_480p",
-            value: seconds,
-            unit: "s",
-            peer: peer.as_ref().map(|(p, _)| p.name.clone()).unwrap_or_default(),
-            peer_value: peer.as_ref().map(|(p, _)| p.get("seconds")).transpose()?,
-            floor: Some(FLOP / rated / 1e9),
-            error: peer
-                .as_ref()
-                .map_or(String::new(), |(_, error)| format!("rel_l2 {error:.1e} against diffusers f32")),
-            ..Row::default()
-        },
-        Row {
-            name: "cpu_wan21_decode_3lat_480p_fraction",
-            value: FLOP / rated / 1e9 / seconds,
-            unit: "-",
-            ..Row::default()
-        },
-    ])
+    let Some(python) = &options.python else { return Ok(()) };
+    // Minutes later, once more with the peer.
+    let (peer, error) = peer(python)?;
+    sink(Row {
+        peer_value: Some(peer.get("seconds")?),
+        error: format!("rel_l2 {error:.1e} against diffusers f32"),
+        peer: peer.name,
+        ..row
+    })
 }

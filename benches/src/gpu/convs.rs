@@ -11,7 +11,7 @@ use candle_fork::{
 use wan_vae::LoadOptions;
 
 use super::{Gpu, Options, floors::Floors, peer, relative_error};
-use crate::record::Row;
+use crate::record::{Row, Sink};
 
 /// Bytes over which inputs rotate, so that none is found in a cache.
 const ROTATED: usize = 256 << 20;
@@ -158,32 +158,38 @@ fn flop() -> f64 {
     LAYERS.iter().map(|layer| layer.count as f64 * layer.flop()).sum()
 }
 
-/// Sums over all layers in bf16 and in f32, beside torch's.
+/// Sums over all layers in bf16 and in f32, at once, and once more beside torch's.
 ///
 /// # Errors
-/// If an op or the peer fails.
-pub fn rows(gpu: &Gpu, options: &Options) -> Result<Vec<Row>> {
+/// If an op, the peer or `sink` fails.
+pub fn rows(gpu: &Gpu, options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     let floors = Floors::measure(gpu)?;
-    let (half, half_error) = table(gpu, DType::BF16, Backend::Auto, 21)?;
-    let (single, single_error) = table(gpu, DType::F32, Backend::Auto, 5)?;
-    let (im2col, _) = table(gpu, DType::BF16, Backend::Im2col, 5)?;
-    println!("bf16: {:.2} times as fast as im2col", im2col / half);
-    let torch = peer::convs(options, &LAYERS.map(|l| (l.input, l.output, l.filter, l.input_dims(), l.count)))?;
-    ensure!(half.is_finite() && single.is_finite(), "a time is not finite");
-    let row = |name, value, rate: f64, figure: &str, error: f64| Row {
-        name,
-        value,
-        unit: "ms",
-        peer: torch.as_ref().map(|p| p.name.clone()).unwrap_or_default(),
-        peer_value: torch.as_ref().and_then(|p| p.get(figure).ok()),
-        floor: Some(flop() / rate / 1e9),
-        error: format!("rel_l2 {error:.1e} at worst against f32 im2col"),
-        versions: gpu.versions.clone(),
+    let row = |name: &'static str, value: f64, rate: f64, error: f64| -> Result<Row> {
+        ensure!(value.is_finite(), "{name} is not finite");
+        Ok(Row {
+            name,
+            value,
+            unit: "ms",
+            floor: Some(flop() / rate / 1e9),
+            error: format!("rel_l2 {error:.1e} at worst against f32 im2col"),
+            versions: gpu.versions.clone(),
+            ..Row::default()
+        })
     };
-    Ok(vec![
-        row("wan21_convs_latent_480p_bf16", half, floors.bf16, "bf16", half_error),
-        row("conv_f32_latent_480p", single, floors.f32, "f32", single_error),
-    ])
+    let (half, error) = table(gpu, DType::BF16, Backend::Auto, 21)?;
+    let half = row("wan21_convs_latent_480p_bf16", half, floors.bf16, error)?;
+    sink(half.clone())?;
+    let (single, error) = table(gpu, DType::F32, Backend::Auto, 5)?;
+    let single = row("conv_f32_latent_480p", single, floors.f32, error)?;
+    sink(single.clone())?;
+    let (im2col, _) = table(gpu, DType::BF16, Backend::Im2col, 5)?;
+    println!("bf16: {:.2} times as fast as im2col", im2col / half.value);
+    let layers = LAYERS.map(|l| (l.input, l.output, l.filter, l.input_dims(), l.count));
+    let Some(torch) = peer::convs(options, &layers)? else { return Ok(()) };
+    for (row, figure) in [(half, "bf16"), (single, "f32")] {
+        sink(Row { peer: torch.name.clone(), peer_value: torch.get(figure).ok(), ..row })?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

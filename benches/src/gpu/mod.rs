@@ -2,8 +2,10 @@
 //! result reaches the host.
 
 pub mod chain;
+pub mod convrot;
 pub mod convs;
 pub mod floors;
+pub mod flux2;
 mod peer;
 pub mod wan;
 
@@ -40,7 +42,7 @@ impl Gpu {
     /// # Errors
     /// If there is none.
     pub fn open() -> Result<Self> {
-        let device = Device::new_cuda_with_stream(0)?;
+        let device = candle_fork::stream::cuda_device(0)?;
         let Device::Cuda(cuda) = &device else { bail!("{device:?} is no CUDA device") };
         let cuda = cuda.clone();
         candle_fork::memory::keep_freed(&device, u64::MAX)?;

@@ -1,4 +1,4 @@
-//! The peers of the GPU figures: torch's convolutions, diffusers' VAE.
+//! The peers of the GPU figures: torch's convolutions, diffusers' models, comfy-kitchen's int8 layers.
 
 use anyhow::Result;
 use serde_json::json;
@@ -19,4 +19,38 @@ pub(super) fn convs(options: &Options, layers: &[Layer]) -> Result<Option<Peer>>
 pub(super) fn diffusers(options: &Options, args: &[&str]) -> Result<Option<Peer>> {
     let Some(python) = &options.python else { return Ok(None) };
     Peer::run(python, "wan_diffusers.py", args).map(Some)
+}
+
+/// comfy-kitchen's int8 linear layers of `[rows, in_features, out_features]` as `MxKxN`, and `decode` of 16384 x 4096, in
+/// ms. A Python without that package is no peer.
+pub(super) fn kitchen(options: &Options, shapes: &[[usize; 3]]) -> Result<Option<Peer>> {
+    let Some(python) = &options.python else { return Ok(None) };
+    match Peer::run(python, "kitchen_int8.py", &[&json!(shapes).to_string()]) {
+        Err(error) if format!("{error:#}").contains("ModuleNotFoundError") => {
+            println!("no peer: {error:#}");
+            Ok(None)
+        }
+        peer => peer.map(Some),
+    }
+}
+
+/// diffusers' FLUX.2 with arguments of `flux2_diffusers.py`: eager, and compiled if that is asked for. Figures of ours do
+/// not wait for a peer that does not run; it is said on stderr.
+pub(super) fn flux2(options: &Options, args: &[&str]) -> Vec<Peer> {
+    let Some(python) = &options.python else { return Vec::new() };
+    let run = |how: &[&str]| match Peer::run(python, "flux2_diffusers.py", &[args, how].concat()) {
+        Ok(peer) => Some(peer),
+        Err(error) => {
+            eprintln!("no peer: {error:#}");
+            None
+        }
+    };
+    let compiled = options.compiled_peer.then(|| run(&["--compile"])).flatten();
+    run(&[]).into_iter().chain(compiled).collect()
+}
+
+/// The peer with the smallest value of a figure. All values are printed.
+pub(super) fn fastest<'a>(peers: &'a [Peer], figure: &str) -> Option<(&'a Peer, f64)> {
+    let values = peers.iter().filter_map(|peer| Some((peer, peer.get(figure).ok()?)));
+    values.inspect(|(peer, value)| println!("{}: {figure} {value:.2}", peer.name)).min_by(|a, b| a.1.total_cmp(&b.1))
 }

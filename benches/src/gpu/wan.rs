@@ -4,14 +4,16 @@
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
+    time::Instant,
 };
 
 use anyhow::{Context, Result};
 use candle_core::{DType, Device, Tensor};
-use candle_fork::memory;
+use candle_fork::{cudnn_policy::take_counters, memory};
 use policy::Silent;
 use wan_vae::{
-    Architecture, DecodeOptions, DecoderState, EncoderState, LoadOptions, RawLatents, Statistics, WanVae, expected,
+    Architecture, ClipMemory, ClipPlan, DecodeOptions, DecoderState, EncoderState, LoadOptions, RawLatents, Statistics,
+    WanVae, expected,
 };
 use weights::{
     Safetensors,
@@ -19,10 +21,17 @@ use weights::{
 };
 
 use super::{Gpu, Options, floors::Floors, peer};
-use crate::{peer::Peer, record::Row, synthetic::write_checkpoint, wan::Model};
+use crate::{
+    peer::Peer,
+    record::{Row, Sink},
+    synthetic::write_checkpoint,
+    wan::Model,
+};
 
 /// Runs of each clip.
 const RUNS: usize = 5;
+/// The clip that is also held against diffusers compiled.
+const RECORD: &str = "wan21_decode_81f_480p_bf16";
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// The clips of the record.
@@ -59,15 +68,11 @@ struct Clip {
 /// All clips of a network. `folder` gets its checkpoint.
 ///
 /// # Errors
-/// If an op, a file or the peer fails.
-pub fn rows(model: Model, gpu: &Gpu, options: &Options, folder: &Path) -> Result<Vec<Row>> {
+/// If an op, a file, the peer or `sink` fails.
+pub fn rows(model: Model, gpu: &Gpu, options: &Options, folder: &Path, sink: &mut Sink<'_>) -> Result<()> {
     let floors = Floors::measure(gpu)?;
     let bench = Bench::new(model, gpu, folder)?;
-    let mut rows = Vec::new();
-    for clip in clips(model) {
-        rows.extend(bench.clip(clip, floors, options)?);
-    }
-    Ok(rows)
+    clips(model).into_iter().try_for_each(|clip| bench.clip(clip, floors, options, sink))
 }
 
 struct Bench<'a> {
@@ -101,43 +106,62 @@ impl<'a> Bench<'a> {
         Ok(if clip.task == Task::Encode { (noise * 0.4)?.clamp(-1f32, 1f32)? } else { noise })
     }
 
-    fn clip(&self, clip: Clip, floors: Floors, options: &Options) -> Result<Vec<Row>> {
+    /// The figures of a clip as they are measured, and once more when its peers have run.
+    fn clip(&self, clip: Clip, floors: Floors, options: &Options, sink: &mut Sink<'_>) -> Result<()> {
         let host = self.input(clip)?;
         let input = host.to_device(&self.gpu.device)?;
         let run = || match clip.task {
             Task::Decode => decode(&self.vae, &input).map(drop),
             Task::Encode => encode(&self.vae, &input).map(drop),
         };
-        let ms = self.gpu.clock(RUNS, run)?;
+        take_counters();
+        let start = Instant::now();
+        run()?;
+        self.gpu.device.synchronize()?;
+        let (seconds, counters) = (start.elapsed().as_secs_f64(), take_counters());
+        let (built, loaded) = (counters.plans_built, counters.plans_loaded);
+        println!("{}: first call {seconds:.2} s, with {built} plans built and {loaded} loaded", clip.name);
+        let row = |name, value, unit| Row { name, value, unit, versions: self.gpu.versions.clone(), ..Row::default() };
+        let time =
+            Row { floor: Some(clip.tflop / floors.bf16 * 1e3), ..row(clip.name, self.gpu.clock(RUNS, run)?, "ms") };
+        sink(time.clone())?;
         memory::reset_peak(&self.gpu.device)?;
         run()?;
-        let peak = memory::peak(&self.gpu.device)?.unwrap_or(0);
-        let error = self.error(clip, &input)?;
+        let peak = memory::peak(&self.gpu.device)?.unwrap_or(0) as f64 / GIB;
+        let estimate = self.estimate(clip, &input)?;
+        println!("{}: peak {peak:.2} GiB with weights, estimated {estimate:.2}", clip.name);
+        let peak = row("wan21_decode_81f_480p_peak", peak, "GiB");
+        let peak_counts = clip.name == RECORD;
+        if peak_counts {
+            sink(peak.clone())?;
+        }
+        let time = Row { error: self.error(clip, &input)?, ..time };
+        sink(time.clone())?;
+
         let peers = self.peers(clip, &host, options)?;
-        let fastest = peers.iter().filter_map(|p| Some((p, p.get("ms").ok()?))).min_by(|a, b| a.1.total_cmp(&b.1));
         for peer in &peers {
             let psnr = peer.get("psnr").map_or(String::new(), |psnr| format!(", psnr {psnr:.1} dB against its f32"));
             println!("{}: {} {:.0} ms, {:.2} GiB{psnr}", clip.name, peer.name, peer.get("ms")?, peer.get("peak_gib")?);
         }
-        let row = |name, value, unit| Row { name, value, unit, versions: self.gpu.versions.clone(), ..Row::default() };
-        let mut rows = vec![Row {
-            peer: fastest.map(|(p, _)| p.name.clone()).unwrap_or_default(),
-            peer_value: fastest.map(|(_, ms)| ms),
-            floor: Some(clip.tflop / floors.bf16 * 1e3),
-            error,
-            ..row(clip.name, ms, "ms")
-        }];
-        let peak = peak as f64 / GIB;
-        println!("{}: peak {peak:.2} GiB with weights", clip.name);
-        if clip.name == "wan21_decode_81f_480p_bf16" {
-            let eager = peers.first();
-            rows.push(Row {
-                peer: eager.map(|p| p.name.clone()).unwrap_or_default(),
-                peer_value: eager.and_then(|p| p.get("peak_gib").ok()),
-                ..row("wan21_decode_81f_480p_peak", peak, "GiB")
-            });
+        let fastest = peers.iter().filter_map(|p| Some((p, p.get("ms").ok()?))).min_by(|a, b| a.1.total_cmp(&b.1));
+        if let Some((peer, ms)) = fastest {
+            sink(Row { peer: peer.name.clone(), peer_value: Some(ms), ..time })?;
         }
-        Ok(rows)
+        if let Some(eager) = peers.first().filter(|_| peak_counts) {
+            sink(Row { peer: eager.name.clone(), peer_value: eager.get("peak_gib").ok(), ..peak })?;
+        }
+        Ok(())
+    }
+
+    /// What the VAE says before, in GiB.
+    fn estimate(&self, clip: Clip, input: &Tensor) -> Result<f64> {
+        let (architecture, precision) = (self.vae.architecture(), self.vae.precision());
+        let (_, count, height, width) = input.dims4()?;
+        let memory = match clip.task {
+            Task::Decode => ClipMemory::decode(architecture, precision, (count, height, width), ClipPlan::Whole),
+            Task::Encode => ClipMemory::encode(architecture, precision, (count, height, width), ClipPlan::Whole),
+        };
+        Ok(memory.total() as f64 / GIB)
     }
 
     /// bf16 against f32 over the first two latents.
@@ -170,7 +194,7 @@ impl<'a> Bench<'a> {
         let (weights, file) = (self.weights.to_str().context("path")?, file.to_str().context("path")?);
         let base = [task, self.model.name(), weights, file];
         let mut peers = Vec::from_iter(peer::diffusers(options, &[&base[..], &["--error"]].concat())?);
-        if options.compiled_peer {
+        if options.compiled_peer && clip.name == RECORD {
             peers.extend(peer::diffusers(options, &[&base[..], &["--compile"]].concat())?);
         }
         Ok(peers)
