@@ -14,7 +14,8 @@
 // Numerics: f32 sums, in one order for every launch; rounded once.
 // Index width: 64 bits in memory, 32 within a frame; padding of frames below TAPS (`few_filters.rs`).
 
-#include "cuda/common.cuh"
+#include "attention/mma.cuh"
+#include "conv/window.cuh"
 
 struct FewFilters {
     const void* input;
@@ -39,22 +40,6 @@ constexpr int FEW = 3, COLUMNS = 9 * FEW;
 constexpr int GROUPS = 3, COLUMN_GROUPS = (COLUMNS + 7) / 8;
 constexpr int FEW_THREADS = TILE_H * TILE_W;
 static_assert(FEW_THREADS / 32 * GROUPS * 16 >= HALO, "the warps cover the tile with its border");
-
-__device__ __forceinline__ void multiply_add(
-    float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, __nv_bfloat16) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void multiply_add(
-    float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, __half) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ bool inside(int32_t at, int32_t extent) { return uint32_t(at) < uint32_t(extent); }
 
 // The channels of the pixels of a warp: of each group's rows `lane / 4` and 8 below, channels 8 (lane % 4) .. + 8 of every 32.
 // The products may take channels in any order as long as both operands do: so they lie in 16 bytes of a thread.
@@ -126,8 +111,8 @@ template <typename T, int BLOCKS, int TAPS> __device__ void few_filters(const Fe
 #pragma unroll
                         for (int g = 0; g < GROUPS; ++g) {
                             const uint4 &upper = pixels.rows[g][0][b], &lower = pixels.rows[g][1][b];
-                            multiply_add(sum[g], upper.x, lower.x, upper.y, lower.y, w.x, w.y, T());
-                            multiply_add(sum[g], upper.z, lower.z, upper.w, lower.w, w.z, w.w, T());
+                            multiply_add<T>(sum[g], {upper.x, lower.x, upper.y, lower.y}, w.x, w.y);
+                            multiply_add<T>(sum[g], {upper.z, lower.z, upper.w, lower.w}, w.z, w.w);
                         }
                     }
 #pragma unroll

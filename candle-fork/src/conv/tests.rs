@@ -8,43 +8,43 @@ use crate::{error::Error, gemm::test_data::noise};
 
 /// One row of a table.
 #[derive(Debug, Clone, Copy)]
-struct Case<const D: usize> {
+pub(super) struct Case<const D: usize> {
     n: usize,
     c: usize,
     k: usize,
     input: [usize; D],
     filter: [usize; D],
-    params: ConvParams<D>,
+    pub(super) params: ConvParams<D>,
 }
 
 /// `(n, c -> k, input, filter)` with default parameters.
-fn case<const D: usize>(n: usize, c: usize, k: usize, input: [usize; D], filter: [usize; D]) -> Case<D> {
+pub(super) fn case<const D: usize>(n: usize, c: usize, k: usize, input: [usize; D], filter: [usize; D]) -> Case<D> {
     Case { n, c, k, input, filter, params: ConvParams::default() }
 }
 
 impl<const D: usize> Case<D> {
-    fn pad(mut self, padding: [(usize, usize); D]) -> Self {
+    pub(super) fn pad(mut self, padding: [(usize, usize); D]) -> Self {
         self.params.padding = padding;
         self
     }
-    fn same(self) -> Self {
+    pub(super) fn same(self) -> Self {
         let padding = self.filter.map(|f| ((f - 1) / 2, f / 2));
         self.pad(padding)
     }
-    fn stride(mut self, stride: [usize; D]) -> Self {
+    pub(super) fn stride(mut self, stride: [usize; D]) -> Self {
         self.params.stride = stride;
         self
     }
-    fn dilate(mut self, dilation: [usize; D]) -> Self {
+    pub(super) fn dilate(mut self, dilation: [usize; D]) -> Self {
         self.params.dilation = dilation;
         self
     }
-    fn groups(mut self, groups: usize) -> Self {
+    pub(super) fn groups(mut self, groups: usize) -> Self {
         self.params.groups = groups;
         self
     }
 
-    fn tensors(&self) -> Result<(Tensor, Tensor, Tensor)> {
+    pub(super) fn tensors(&self) -> Result<(Tensor, Tensor, Tensor)> {
         let shape = |lead: [usize; 2], axes: [usize; D]| lead.into_iter().chain(axes).collect::<Vec<_>>();
         let tensor = |shape: Vec<usize>, seed| {
             let len = shape.iter().product();

@@ -29,7 +29,6 @@
 
 #![forbid(unsafe_code)]
 
-mod backends;
 pub mod config;
 pub mod error;
 pub mod generation;

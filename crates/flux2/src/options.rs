@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use candle_core::{DType, Device};
 use candle_fork::cudnn_policy::PlanChoice;
-use policy::{AttentionPolicy, ConvPolicy, ModelFamily};
+use policy::{AttentionPolicy, Backends, ConvPolicy, ModelFamily};
 use weights::{Expected, Loader, LoaderOptions, QuantPolicy, TensorSource, ValueCheck};
 
 use crate::error::Result;
@@ -111,6 +111,12 @@ impl LoadOptions {
     /// Options with a limit of memory in bytes.
     pub fn with_max_vram(self, max_vram: Option<u64>) -> Self {
         Self { max_vram, ..self }
+    }
+
+    /// The backends that they name.
+    pub(crate) fn backends(&self) -> Backends {
+        let Self { conv, attention, plans, plan_cache, .. } = self.clone();
+        Backends { conv, attention, plans, plan_cache }
     }
 
     /// A loader for these options.

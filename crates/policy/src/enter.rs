@@ -1,6 +1,8 @@
 //! Policies in force on a thread.
 
-use candle_fork::cudnn_policy::{self, Attention, Backend, Policy};
+use std::{path::Path, sync::Arc};
+
+use candle_fork::cudnn_policy::{self, Attention, Backend, PlanChoice, Policy};
 
 use crate::{AttentionPolicy, ConvPolicy};
 
@@ -68,6 +70,39 @@ impl AttentionPolicy {
     pub fn scope<R>(self, f: impl FnOnce() -> R) -> R {
         let _guard = self.enter();
         f()
+    }
+}
+
+/// What a model computes with: what its load options say, put in force on a thread while it works for it.
+#[derive(Debug, Clone)]
+pub struct Backends {
+    /// Convolutions.
+    pub conv: ConvPolicy,
+    /// Attention.
+    pub attention: AttentionPolicy,
+    /// How cuDNN's plans are chosen.
+    pub plans: PlanChoice,
+    /// Folder that keeps chosen plans for later processes.
+    pub plan_cache: Option<Arc<Path>>,
+}
+
+/// Keeps [`Backends`] in force until it is dropped.
+#[must_use = "the backends end when the guard is dropped"]
+#[derive(Debug)]
+pub struct BackendsGuard {
+    // Only dropped, the last one entered first.
+    _policies: [PolicyGuard; 2],
+    _plans: PolicyGuard,
+}
+
+impl Backends {
+    /// Puts them in force on this thread.
+    pub fn enter(&self) -> BackendsGuard {
+        let plans = enter(|policy| {
+            policy.choice = self.plans;
+            policy.plan_cache.clone_from(&self.plan_cache);
+        });
+        BackendsGuard { _policies: [self.conv.enter(), self.attention.enter()], _plans: plans }
     }
 }
 

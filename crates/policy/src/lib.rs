@@ -35,7 +35,7 @@ mod overrides;
 
 pub use backend::{AttentionPolicy, ConvPolicy, ModelFamily};
 pub use cancel::{CancelToken, Cancellable};
-pub use enter::PolicyGuard;
+pub use enter::{Backends, BackendsGuard, PolicyGuard};
 pub use error::{Error, Result};
 pub use identity::ExecutionIdentity;
 pub use observer::{Cancelled, Event, Observer, Silent};

@@ -14,7 +14,6 @@
 #![forbid(unsafe_code)]
 
 pub mod architecture;
-mod backends;
 mod bands;
 pub mod checkpoint;
 pub mod config;

@@ -7,7 +7,6 @@ use weights::{Loader, LoaderOptions, StoredDType, TensorSource};
 
 use crate::{
     architecture::Architecture,
-    backends::Backends,
     checkpoint::{self, Checkpoint},
     config::VaeConfig,
     error::{Error, Result},
@@ -80,7 +79,7 @@ impl WanVae {
         loader.finish()?;
         let device = options.device.clone();
         let precision = Precision::new(device.location(), dtype);
-        let backends = Backends::of(options);
+        let backends = options.backends();
         let inner = Inner { architecture, statistics, encoder, decoder, device, precision, backends };
         Ok(Self(Arc::new(inner)))
     }

@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use candle_core::{DType, Device};
 use candle_fork::cudnn_policy::PlanChoice;
-use policy::{AttentionPolicy, ConvPolicy, ModelFamily};
+use policy::{AttentionPolicy, Backends, ConvPolicy, ModelFamily};
 use weights::ValueCheck;
 
 /// Where a VAE runs and what is checked.
@@ -45,6 +45,12 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
+    /// The backends that they name.
+    pub(crate) fn backends(&self) -> Backends {
+        let Self { conv, attention, plans, plan_cache, .. } = self.clone();
+        Backends { conv, attention, plans, plan_cache }
+    }
+
     /// Options with a device.
     pub fn with_device(self, device: Device) -> Self {
         Self { device, ..self }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use candle_fork::What;
+use policy::{Backends, BackendsGuard};
 
 use crate::{
     architecture::Architecture,
-    backends::{Backends, Entered},
     error::{Error, Result, shape},
     latents::{NormalizedLatents, RawLatents, Statistics},
     memory::Precision,
@@ -124,7 +124,7 @@ impl WanVae {
     }
 
     /// Puts the backends of this VAE in force on the thread.
-    pub(crate) fn enter(&self) -> Entered {
+    pub(crate) fn enter(&self) -> BackendsGuard {
         self.0.backends.enter()
     }
 

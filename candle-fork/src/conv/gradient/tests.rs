@@ -4,53 +4,18 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 
 use super::*;
 use crate::{
-    conv::{conv_nd_add, reference},
+    conv::{
+        conv_nd_add, reference,
+        tests::{Case, case},
+    },
     error::Error,
     gemm::test_data::noise,
 };
 
-/// Extents and parameters of one convolution.
-#[derive(Debug, Clone, Copy)]
-struct Case<const D: usize> {
-    n: usize,
-    c: usize,
-    k: usize,
-    input: [usize; D],
-    filter: [usize; D],
-    params: ConvParams<D>,
-}
-
-fn case<const D: usize>(n: usize, c: usize, k: usize, input: [usize; D], filter: [usize; D]) -> Case<D> {
-    Case { n, c, k, input, filter, params: ConvParams::default() }
-}
-
-impl<const D: usize> Case<D> {
-    fn pad(mut self, padding: [(usize, usize); D]) -> Self {
-        self.params.padding = padding;
-        self
-    }
-
-    fn stride(mut self, stride: [usize; D]) -> Self {
-        self.params.stride = stride;
-        self
-    }
-
-    fn dilate(mut self, dilation: [usize; D]) -> Self {
-        self.params.dilation = dilation;
-        self
-    }
-
-    fn groups(mut self, groups: usize) -> Self {
-        self.params.groups = groups;
-        self
-    }
-
-    /// x, weight and bias.
-    fn operands(&self, dtype: DType) -> Result<[Tensor; 3]> {
-        let x = [&[self.n, self.c], &self.input[..]].concat();
-        let weight = [&[self.k, self.c / self.params.groups], &self.filter[..]].concat();
-        Ok([tensor(x, 1)?.to_dtype(dtype)?, tensor(weight, 2)?.to_dtype(dtype)?, tensor(vec![self.k], 3)?])
-    }
+/// x, weight and bias of a case.
+fn operands<const D: usize>(case: &Case<D>, dtype: DType) -> Result<[Tensor; 3]> {
+    let (x, weight, bias) = case.tensors()?;
+    Ok([x.to_dtype(dtype)?, weight.to_dtype(dtype)?, bias])
 }
 
 fn tensor(dims: Vec<usize>, seed: u64) -> Result<Tensor> {
@@ -103,7 +68,7 @@ fn differences<const D: usize>(case: &Case<D>, operands: &[Tensor; 3], factors: 
 
 fn check<const D: usize>(case: Case<D>) -> Result<()> {
     for (dtype, unit) in [(DType::F32, 0.0), (DType::BF16, 1.0 / 256.0), (DType::F16, 1.0 / 2048.0)] {
-        let operands = case.operands(dtype)?;
+        let operands = operands(&case, dtype)?;
         let convolve = |t: &[Tensor]| conv_nd(&t[0], &t[1], Some(&t[2]), &case.params);
         let plain = convolve(&operands).unwrap();
         let factors = tensor(plain.dims().to_vec(), 4)?.to_dtype(dtype)?;
@@ -184,7 +149,7 @@ fn three_axes() -> Result<()> {
 #[test]
 fn gradients_agree_with_those_of_candle() -> Result<()> {
     for c in [case(2, 16, 20, [17, 18], [3, 3]).pad([(1, 1), (1, 1)]), case(1, 16, 16, [16, 16], [3, 3])] {
-        let [x, weight, _] = c.operands(DType::F32)?;
+        let [x, weight, _] = operands(&c, DType::F32)?;
         let factors = tensor(conv_nd(&x, &weight, None, &c.params).unwrap().dims().to_vec(), 4)?;
         let operands = [x, weight];
         let got = gradients(&operands, &factors, |t| conv_nd(&t[0], &t[1], None, &c.params))?;
@@ -202,7 +167,7 @@ fn gradients_agree_with_those_of_candle() -> Result<()> {
 #[test]
 fn only_what_is_tracked_has_a_gradient() -> Result<()> {
     let c = case(1, 2, 3, [4, 5], [3, 3]).pad([(1, 1), (1, 1)]);
-    let [x, weight, bias] = c.operands(DType::F32)?;
+    let [x, weight, bias] = operands(&c, DType::F32)?;
     let residual = tensor(vec![1, 3, 4, 5], 5)?;
     for tracked in 0..4 {
         let mut operands = [&x, &weight, &bias, &residual].map(Clone::clone);
@@ -225,7 +190,7 @@ fn only_what_is_tracked_has_a_gradient() -> Result<()> {
 
 #[test]
 fn what_is_used_twice_gets_both_gradients() -> Result<()> {
-    let [x, weight, _] = case(1, 3, 3, [6], [3]).operands(DType::F32)?;
+    let [x, weight, _] = operands(&case(1, 3, 3, [6], [3]), DType::F32)?;
     let params = ConvParams { padding: [(2, 0)], ..Default::default() };
     let shared = Var::from_tensor(&weight)?;
     let once = conv_nd(&x, shared.as_tensor(), None, &params).unwrap();
@@ -270,7 +235,7 @@ fn a_net_learns() -> Result<()> {
 
 #[test]
 fn second_derivatives_are_refused() -> Result<()> {
-    let [x, weight, _] = case(1, 1, 1, [3], [1]).operands(DType::F32)?;
+    let [x, weight, _] = operands(&case(1, 1, 1, [3], [1]), DType::F32)?;
     let x = Var::from_tensor(&x)?;
     let op =
         Convolution { result: Mutex::new(None), order: MemoryOrder::ChannelsFirst, params: ConvParams::<1>::default() };

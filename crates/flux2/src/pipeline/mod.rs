@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use candle_fork::{What, memory::give_back};
-use policy::{Event, Observer, Silent};
+use policy::{Backends, Event, Observer, Silent};
 use weights::{ModelFolder, TensorSource};
 
 use self::{check::Description, component::Component, options::Run};
@@ -22,7 +22,6 @@ pub use self::{
     options::{GenerateOptions, Generated, GeneratedRgb8, Notice},
 };
 use crate::{
-    backends::Backends,
     error::{Error, Result},
     generation::{GenerationDefaults, ModelKind},
     layouts,
@@ -139,7 +138,7 @@ impl Flux2Pipeline {
             options: options.clone(),
             all_stay: all_stay(options),
             sources,
-            backends: Backends::of(options),
+            backends: options.backends(),
             tokenizer,
             text_encoder: Component::default(),
             transformer: Component::default(),

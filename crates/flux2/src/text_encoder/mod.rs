@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use candle_fork::What;
-use policy::{Event, Observer, Silent};
+use policy::{Backends, Event, Observer, Silent};
 use weights::{Embedding, TensorSource};
 
 pub(crate) use self::names::layer as layer_expected;
@@ -18,7 +18,6 @@ pub use self::{
     names::{expected, ignored, prefix},
 };
 use crate::{
-    backends::Backends,
     config::Qwen3Config,
     error::{Error, Result},
     layouts,
@@ -123,7 +122,7 @@ impl Qwen3Encoder {
             streamed,
             device: options.device.clone(),
             dtype: options.dtype,
-            backends: Backends::of(options),
+            backends: options.backends(),
         })
     }
 

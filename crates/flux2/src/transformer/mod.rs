@@ -29,7 +29,7 @@ use std::{
 
 use candle_core::{DType, Device, Tensor};
 use candle_fork::{LinearWeight, What, linear};
-use policy::{Event, Observer};
+use policy::{Backends, Event, Observer};
 use weights::{Expected, TensorSource};
 
 pub use self::{
@@ -43,7 +43,6 @@ pub use self::{
 };
 use self::{embed::TimeEmbedding, recorded::Recorder, stacks::Stacks};
 use crate::{
-    backends::Backends,
     config::TransformerConfig,
     error::{Error, Result},
     layouts,
@@ -127,7 +126,7 @@ impl Flux2Transformer {
             widths,
             dtype: options.dtype,
             device: options.device.clone(),
-            backends: Backends::of(options),
+            backends: options.backends(),
             recorder: Recorder::new(options, streamed),
         };
         if streamed == StreamedBlocks::default() {

@@ -27,7 +27,7 @@ use candle_fork::{
     frames::{PatchOrder, Rgb8Frames, frames_to_rgb8},
     nn::Conv2d,
 };
-use policy::{Event, Observer};
+use policy::{Backends, Event, Observer};
 use weights::{Expected, TensorSource};
 
 pub use self::{
@@ -39,7 +39,6 @@ pub use self::{
 };
 use self::{decoder::Decoder, encoder::Encoder, latents::Statistics, layers::load_conv};
 use crate::{
-    backends::Backends,
     config::VaeConfig,
     error::{Error, Result},
     layouts,
@@ -99,7 +98,7 @@ impl Flux2Vae {
             config: config.clone(),
             dtype: options.dtype,
             device: options.device.clone(),
-            backends: Backends::of(options),
+            backends: options.backends(),
         };
         loader.finish()?;
         Ok(vae)
