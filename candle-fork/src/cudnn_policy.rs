@@ -35,7 +35,7 @@ pub enum Backend {
 /// Which implementation of attention a thread may use. It matters on CUDA alone.
 ///
 /// Every one of them takes f32, and heads that no fused kernel serves, to matrix products and a softmax, but for
-/// [`Self::Required`]. A causal mask, which cuDNN's kernel lacks, goes to this crate's own fused kernel under every one.
+/// [`Self::Required`]. A mask, which cuDNN's kernel lacks, goes to this crate's own fused kernel under every one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Attention {
@@ -45,7 +45,7 @@ pub enum Attention {
     /// cuDNN's fused kernel in half precision, this crate's own where it does not serve; the reason of a fallback is
     /// counted. The kernel is compiled at run time, half a second for each new shape; see [`Policy::plan_cache`].
     Auto,
-    /// A fused kernel, of cuDNN unless the mask is causal; a fallback is
+    /// A fused kernel, of cuDNN unless there is a mask; a fallback is
     /// [`Error::FallbackRefused`](crate::Error::FallbackRefused).
     Required,
 }
@@ -76,7 +76,7 @@ pub struct Policy {
     /// Implementation of attention.
     pub attention: Attention,
     /// Let this crate's own attention use the products by groups of warps of compute capability 9.0, for heads of 72 to 128
-    /// components. Faster, with other bytes than without. Off by default.
+    /// components. Twice as fast, with other bytes than without; on other devices it means nothing. On by default.
     pub warp_groups: bool,
     /// Only engines that give the same bytes run to run. On by default: for forward convolutions it costs nothing.
     pub deterministic: bool,
@@ -111,7 +111,7 @@ impl Default for Policy {
         Self {
             backend: Backend::Im2col,
             attention: Attention::Math,
-            warp_groups: false,
+            warp_groups: true,
             deterministic: true,
             allow_tf32: false,
             allow_transforms: false,
@@ -242,7 +242,7 @@ pub fn attention() -> Attention {
 /// Whether [`Policy::warp_groups`] of [`current`] is set, without a copy of the rest.
 #[cfg(feature = "cuda")]
 pub(crate) fn warp_groups() -> bool {
-    ENTERED.with_borrow(|entered| entered.last().is_some_and(|(_, policy)| policy.warp_groups))
+    ENTERED.with_borrow(|entered| entered.last().is_none_or(|(_, policy)| policy.warp_groups))
 }
 
 /// Sets the policy of this thread until the guard is dropped, also by a panic.

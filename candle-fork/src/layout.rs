@@ -6,7 +6,10 @@
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::error::{Error, Result, What};
+use crate::{
+    error::{Error, Result, What},
+    target::{check_target, store},
+};
 
 /// In which order the elements of a tensor `[N, C, ..]` follow one another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,6 +93,34 @@ pub fn contiguous(tensor: &Tensor) -> Result<Tensor> {
         return crate::cuda::copy::contiguous(tensor);
     }
     tensor.contiguous().what("copy to row-major order")
+}
+
+/// Copies `source` into `target`, a tensor of its shape whose memory is part of a tensor that exists: whoever shares it sees
+/// the values. Strides of either are free, but for a packed last axis of the target.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_fork::layout::copy_into;
+///
+/// let all = Tensor::zeros((2, 3), DType::F32, &Device::Cpu)?;
+/// let column = Tensor::new(&[[1f32, 2.0]], &Device::Cpu)?.t()?;
+/// copy_into(&column, &all.narrow(1, 1, 1)?)?;
+/// assert_eq!(all.to_vec2::<f32>()?, [[0.0, 1.0, 0.0], [0.0, 2.0, 0.0]]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Shape`] and [`Error::DType`] if the two differ; [`Error::Argument`] if they share memory, are on two devices or
+/// the target tracks gradients; [`Error::Unsupported`] on other devices than CPU and CUDA; [`Error::Candle`] if the copy
+/// fails.
+pub fn copy_into(source: &Tensor, target: &Tensor) -> Result<()> {
+    const OP: &str = "copy_into";
+    check_target(OP, target, source.dims(), source, &[source])?;
+    #[cfg(feature = "cuda")]
+    if source.device().is_cuda() {
+        return crate::cuda::copy::into(OP, source, target);
+    }
+    store(OP, target, &contiguous(source)?)
 }
 
 /// The same values in the given order.

@@ -37,7 +37,8 @@ pub(crate) fn check_target(
     Ok(())
 }
 
-fn shares_storage(a: &Tensor, b: &Tensor) -> bool {
+/// Whether two tensors lie in the same memory, be it in places apart.
+pub(crate) fn shares_storage(a: &Tensor, b: &Tensor) -> bool {
     let address = |t: &Tensor| std::ptr::from_ref::<Storage>(&t.storage_and_layout().0).addr();
     address(a) == address(b)
 }

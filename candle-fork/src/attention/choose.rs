@@ -8,7 +8,7 @@ use crate::cudnn_policy::Attention;
 /// Widest head of the fused kernel.
 const WIDEST: usize = 128;
 
-/// Whether `policy` sends a problem to cuDNN first, which has no causal mask and nothing for f32: under
+/// Whether `policy` sends a problem to cuDNN first, which has no mask and nothing for f32: under
 /// [`Attention::Auto`] it is not even asked for them, and that is no fallback.
 pub(super) fn asks_cudnn(policy: Attention, dtype: DType, mask: AttentionMask) -> bool {
     match policy {
@@ -33,7 +33,7 @@ mod tests {
     #[test]
     fn the_default_never_asks_cudnn() {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            for mask in [AttentionMask::Full, AttentionMask::Causal] {
+            for mask in [AttentionMask::Full, AttentionMask::Causal, AttentionMask::Prefix] {
                 assert!(!asks_cudnn(Attention::Math, dtype, mask));
             }
         }
@@ -46,6 +46,7 @@ mod tests {
             (Attention::Auto, DType::F16, AttentionMask::Full, true),
             (Attention::Auto, DType::F32, AttentionMask::Full, false),
             (Attention::Auto, DType::BF16, AttentionMask::Causal, false),
+            (Attention::Auto, DType::BF16, AttentionMask::Prefix, false),
             // So that the refusal is cuDNN's, with its reason.
             (Attention::Required, DType::F32, AttentionMask::Full, true),
             (Attention::Required, DType::BF16, AttentionMask::Causal, false),

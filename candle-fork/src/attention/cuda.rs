@@ -3,11 +3,13 @@
 //! | path | what |
 //! |---|---|
 //! | `cudnn.rs` | cuDNN's kernel, where the policy wants it |
-//! | `fused.rs` | this crate's own kernel, for half precision |
+//! | `fused.rs` | this crate's own kernels, for half precision |
+//! | `groups.rs` | that of them for groups of warps |
 //! | `products.rs` | matrix products and a softmax, for the rest |
 
 mod cudnn;
 mod fused;
+mod groups;
 mod products;
 
 use candle_core::{CudaDevice, Tensor};
@@ -82,7 +84,7 @@ fn run(device: &CudaDevice, problem: &Problem<'_>, target: Target) -> Result<()>
     }
     if policy == Attention::Required {
         let text =
-            format!("there is no fused kernel for causal attention in {dtype:?} with heads of {width} components");
+            format!("there is no fused kernel for masked attention in {dtype:?} with heads of {width} components");
         cudnn::fall_back(Refusal::lasting(FallbackReason::Unsupported, text), policy)?;
     }
     products::run(device, problem, target)?;
@@ -104,4 +106,10 @@ fn aligned(tensor: &Tensor) -> Result<Operand> {
         layout::contiguous(tensor)?
     };
     Operand::new(OP, &copy)
+}
+
+/// The tensor, or a copy if elements of it lie in the same place, which neither a graph nor a map describes.
+fn distinct(tensor: &Tensor) -> Result<Tensor> {
+    let repeated = tensor.dims().iter().zip(tensor.stride()).any(|(&extent, &stride)| extent > 1 && stride == 0);
+    if repeated { layout::contiguous(tensor) } else { Ok(tensor.clone()) }
 }

@@ -25,8 +25,8 @@ pub(super) fn attention(
     for first in (0..q_len).step_by(rows) {
         let rows = rows.min(q_len - first);
         let mut scores = wide_q.narrow(2, first, rows)?.contiguous()?.matmul(&k)?;
-        if mask == AttentionMask::Causal {
-            scores = scores.broadcast_add(&hidden(extents, first, rows, q.device())?)?;
+        if mask != AttentionMask::Full {
+            scores = scores.broadcast_add(&hidden(extents, mask, first, rows, q.device())?)?;
         }
         let weights = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?)?.exp()?;
         let weights = weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?;
@@ -36,10 +36,10 @@ pub(super) fn attention(
 }
 
 /// 0 where a query sees a key, minus infinity elsewhere.
-fn hidden(extents: Extents, first: usize, rows: usize, device: &Device) -> Result<Tensor> {
+fn hidden(extents: Extents, mask: AttentionMask, first: usize, rows: usize, device: &Device) -> Result<Tensor> {
     let entries: Vec<f32> = (first..first + rows)
         .flat_map(|i| {
-            let visible = extents.visible(AttentionMask::Causal, i);
+            let visible = extents.visible(mask, i);
             (0..extents.k_len).map(move |j| if j < visible { 0.0 } else { f32::NEG_INFINITY })
         })
         .collect();

@@ -13,8 +13,8 @@
 // rows of a run lie in different banks.
 // Index width: 64 bits between rows, 32 bits inside.
 // Preconditions: q, k, v, their strides and, if vector_out, out and its strides are multiples of 16 bytes; factor > 0; extents
-// below 2^30; with causal, Sq <= Sk. Components from D to WIDTH and rows from Sq or Sk on are taken as zeros, and such keys
-// as hidden.
+// below 2^30; with causal, query i sees the keys up to i + ahead. Components from D to WIDTH and rows from Sq or Sk on are
+// taken as zeros, and such keys as hidden.
 
 #include "attention/fused_attention.cuh"
 
@@ -71,7 +71,7 @@ template <typename T, int WIDTH> __device__ __forceinline__ void attend(const Fu
     const T* v = static_cast<const T*>(p.v.base) + item * p.v.batch + kv_head * p.v.head;
 
     // Keys that the first and the last query of the block see.
-    const uint32_t fewest = p.causal ? first + 1 + (p.k_len - p.q_len) : p.k_len;
+    const uint32_t fewest = p.causal ? min(p.k_len, first + 1 + p.ahead) : p.k_len;
     const uint32_t most = p.causal ? min(p.k_len, fewest + QUERIES - 1) : p.k_len;
     const int steps = (most + KEYS - 1) / KEYS;
 

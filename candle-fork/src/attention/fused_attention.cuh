@@ -22,7 +22,7 @@ struct FusedAttention {
     uint32_t causal;
     uint32_t vector_out;
     float factor;
-    uint32_t unused;
+    uint32_t ahead;        // with causal: query i sees keys up to i + ahead
 };
 
 static_assert(sizeof(FusedAttention) == 168, "as in fused.rs");

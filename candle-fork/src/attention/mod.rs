@@ -17,7 +17,7 @@ mod cpu;
 mod cuda;
 mod device;
 pub mod reference;
-mod softmax;
+pub(crate) mod softmax;
 #[cfg(test)]
 mod tests;
 #[cfg(any(feature = "cuda", test))]
@@ -32,6 +32,9 @@ pub enum AttentionMask {
     Full,
     /// Query i sees keys `0..=i + (Sk - Sq)`: the last query sees all keys. Needs `Sq <= Sk`.
     Causal,
+    /// Query i sees keys `0..=i`, and all of them from query `Sk - 1` on: a causal text before padding, where nothing sees
+    /// the padding. For `Sq == Sk` the same as [`Self::Causal`].
+    Prefix,
 }
 
 /// Attention, without ever holding all scores.

@@ -25,6 +25,7 @@ impl Extents {
         match mask {
             AttentionMask::Full => self.k_len,
             AttentionMask::Causal => i + 1 + self.k_len - self.q_len,
+            AttentionMask::Prefix => (i + 1).min(self.k_len),
         }
     }
 }

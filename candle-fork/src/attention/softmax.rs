@@ -6,17 +6,17 @@ use crate::activation::exp::exp_nonpositive;
 const LANES: usize = 16;
 
 /// Turns scores into weights and brings the state of each query up to date.
-pub(super) struct Update<'a, F> {
+pub(crate) struct Update<'a, F> {
     /// Scores `[queries, keys]`; becomes `exp(score - maximum)`, and 0 for keys that the query does not see.
-    pub(super) scores: &'a mut [f32],
-    pub(super) keys: usize,
+    pub(crate) scores: &'a mut [f32],
+    pub(crate) keys: usize,
     /// How many keys, from the first, query i sees.
-    pub(super) seen: F,
+    pub(crate) seen: F,
     /// Maximum and sum of each query so far.
-    pub(super) state: &'a mut [(f32, f32)],
+    pub(crate) state: &'a mut [(f32, f32)],
     /// Weighted sum of values so far `[queries, width]`, relative to the maximum.
-    pub(super) acc: &'a mut [f32],
-    pub(super) width: usize,
+    pub(crate) acc: &'a mut [f32],
+    pub(crate) width: usize,
 }
 
 impl<F: Fn(usize) -> usize> pulp::NullaryFnOnce for Update<'_, F> {

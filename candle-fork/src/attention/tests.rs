@@ -53,7 +53,7 @@ fn attention_agrees_with_f64() {
     ];
     for (batch, q_len, k_len, heads, kv_heads, width) in cases {
         let e = Extents { batch, q_len, k_len, heads, kv_heads, width };
-        for mask in [AttentionMask::Full, AttentionMask::Causal] {
+        for mask in [AttentionMask::Full, AttentionMask::Causal, AttentionMask::Prefix] {
             check_case(e, DType::F32, Data::Normal, mask, true);
         }
         check_case(e, DType::F32, Data::Sparse, AttentionMask::Full, false);
@@ -61,6 +61,20 @@ fn attention_agrees_with_f64() {
         for dtype in [DType::F16, DType::BF16] {
             check_case(e, dtype, Data::Normal, AttentionMask::Causal, q_len < 100);
         }
+    }
+}
+
+/// A text before padding: rows beyond the keys see all of them. Keys around the blocks of keys.
+#[test]
+fn padding_sees_the_whole_text() {
+    for (q_len, k_len, width) in [(7, 1, 8), (70, 52, 20), (600, 256, 40), (300, 257, 12), (40, 39, 300)] {
+        let e = Extents { batch: 2, q_len, k_len, heads: 4, kv_heads: 2, width };
+        check_case(e, DType::F32, Data::Normal, AttentionMask::Prefix, q_len < 100);
+        check_case(e, DType::BF16, Data::Normal, AttentionMask::Prefix, false);
+        let [q, k, v] = operands(e, DType::F32, Data::Normal);
+        let prefix = attention(&q, &k, &v, 0.3, AttentionMask::Prefix).unwrap();
+        let text = attention(&q.narrow(1, 0, k_len).unwrap(), &k, &v, 0.3, AttentionMask::Causal).unwrap();
+        assert_eq!(to_f64(&prefix.narrow(1, 0, k_len).unwrap()), to_f64(&text), "{e:?}");
     }
 }
 

@@ -15,10 +15,14 @@
 // Orders the registers of products before those that follow.
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void products_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+// Waits until no more than PENDING commits are under way.
+template <int PENDING = 0> __device__ __forceinline__ void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
 
-// Shows what this thread wrote to shared memory to the products that follow.
-__device__ __forceinline__ void publish_to_products() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// Shows what this thread wrote to shared memory to the products that follow. Of shared memory alone: a fence of all memory waits
+// for this thread's stores to reach the device's.
+__device__ __forceinline__ void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Keeps the compiler from moving uses of sums over a begin or a wait.
 template <int N> __device__ __forceinline__ void pin(float (&sums)[N]) {
@@ -45,36 +49,7 @@ __device__ __forceinline__ uint64_t panel_rows(uint32_t address, uint32_t distan
     return uint64_t(1) << 62 | uint64_t(1024 / 16) << 32 | uint64_t(distance / 16) << 16 | (address & 0x3ffff) >> 4;
 }
 
-// c = a b, or c += a b if `add`, for b [16, 64] of `panel_columns`.
-template <typename T>
-__device__ __forceinline__ void multiply_by_columns(float (&c)[32], const uint32_t (&a)[4], uint64_t b, int add);
-
-#define MULTIPLY_BY_COLUMNS(T, ELEMENT) \
-    template <> \
-    __device__ __forceinline__ void multiply_by_columns<T>(float (&c)[32], const uint32_t (&a)[4], uint64_t b, int add) { \
-        asm volatile( \
-            "{\n" \
-            ".reg .pred p;\n" \
-            "setp.ne.b32 p, %37, 0;\n" \
-            "wgmma.mma_async.sync.aligned.m64n64k16.f32." ELEMENT "." ELEMENT " {" \
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-            "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
-            "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n" \
-            "}\n" \
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), \
-              "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), \
-              "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), \
-              "+f"(c[22]), "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), \
-              "+f"(c[29]), "+f"(c[30]), "+f"(c[31]) \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
-    }
-
-MULTIPLY_BY_COLUMNS(__nv_bfloat16, "bf16")
-MULTIPLY_BY_COLUMNS(__half, "f16")
-
-#undef MULTIPLY_BY_COLUMNS
-
-// The same for b [16, 128] of `panel_rows`.
+// c = a b, or c += a b if `add`, for b [16, 128] of `panel_rows`.
 template <typename T>
 __device__ __forceinline__ void multiply_by_rows(float (&c)[64], const uint32_t (&a)[4], uint64_t b, int add);
 
@@ -108,3 +83,39 @@ MULTIPLY_BY_ROWS(__nv_bfloat16, "bf16")
 MULTIPLY_BY_ROWS(__half, "f16")
 
 #undef MULTIPLY_BY_ROWS
+
+// The same for a left operand [64, 16] in shared memory and b [16, 128], both of `panel_columns`: element (m, k) of the left one
+// is element k of row m.
+template <typename T>
+__device__ __forceinline__ void multiply_by_columns(float (&c)[64], uint64_t a, uint64_t b, int add);
+
+#define MULTIPLY_BY_COLUMNS(T, ELEMENT) \
+    template <> \
+    __device__ __forceinline__ void multiply_by_columns<T>(float (&c)[64], uint64_t a, uint64_t b, int add) { \
+        asm volatile( \
+            "{\n" \
+            ".reg .pred p;\n" \
+            "setp.ne.b32 p, %66, 0;\n" \
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32." ELEMENT "." ELEMENT " {" \
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, " \
+            "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, " \
+            "%36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
+            "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63" \
+            "}, %64, %65, p, 1, 1, 0, 0;\n" \
+            "}\n" \
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), \
+              "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), \
+              "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), \
+              "+f"(c[23]), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), \
+              "+f"(c[30]), "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), \
+              "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), \
+              "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]), "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), \
+              "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), \
+              "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63]) \
+            : "l"(a), "l"(b), "r"(add)); \
+    }
+
+MULTIPLY_BY_COLUMNS(__nv_bfloat16, "bf16")
+MULTIPLY_BY_COLUMNS(__half, "f16")
+
+#undef MULTIPLY_BY_COLUMNS

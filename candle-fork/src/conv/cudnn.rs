@@ -114,7 +114,7 @@ impl Operands {
         };
         let converted = |t: &Tensor| t.to_dtype(dtype).what("conv: an operand in the dtype of x");
         let weight = packed(&converted(weight)?, element)?;
-        let residual = residual.map(|r| ready(&packed(&converted(r)?, element)?, element)).transpose()?;
+        let residual = residual.map(|r| ready(&packed(&converted(r)?, element)?)).transpose()?;
         let bias = match bias {
             Some(bias) => Some(layout::contiguous(&converted(bias)?)?),
             // A graph with a residual has a bias.
@@ -128,9 +128,9 @@ impl Operands {
         Ok(Self {
             element,
             dtype,
-            x: ready(&x, element)?,
-            weight: ready(&weight, element)?,
-            bias: bias.map(|bias| ready(&bias, element)).transpose()?,
+            x: ready(&x)?,
+            weight: ready(&weight)?,
+            bias: bias.map(|bias| ready(&bias)).transpose()?,
             residual,
             output_dims: output_dims.to_vec(),
         })
@@ -261,14 +261,14 @@ fn image_is_packed(x: &Tensor, element: Element) -> bool {
 }
 
 /// An operand at an address that the kernels can read: the tensor itself, or a copy at the start of its own memory, in the
-/// same order.
-pub(super) fn ready(tensor: &Tensor, element: Element) -> Result<Operand> {
+/// order of its dtype: channels last in half precision.
+pub(super) fn ready(tensor: &Tensor) -> Result<Operand> {
     let operand = Operand::new(OP, tensor)?;
     if operand.address().is_multiple_of(ALIGNMENT) {
         return Ok(operand);
     }
     let copied = |tensor: &Tensor| tensor.force_contiguous().what("conv: aligned copy");
-    let copy = if tensor.rank() > 2 && element != Element::F32 {
+    let copy = if tensor.rank() > 2 && tensor.dtype() != DType::F32 {
         let stored: Vec<usize> = [0].into_iter().chain(2..tensor.rank()).chain([1]).collect();
         layout::from_stored(&copied(&tensor.permute(stored).what("conv: aligned copy")?)?)?
     } else {

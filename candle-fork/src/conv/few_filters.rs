@@ -20,7 +20,6 @@ use crate::{
         module::{Module, module},
         tensor::{Address, Operand, Output, device_of, element_type, small_operand},
     },
-    cudnn::Element,
     error::Result,
     layout,
 };
@@ -65,7 +64,7 @@ pub(super) fn forward(
         wide_strides(x) && (h - 1).saturating_mul(row).saturating_add((w - 1).saturating_mul(column)) < 1 << 30
     };
     let x = if near(x) { x.clone() } else { layout::channels_last(x)? };
-    let x = ready(&x, Element::Bf16)?;
+    let x = ready(&x)?;
     let output = Output::new(OP, device, x.tensor().dtype(), output_dims.iter().product())?;
     let (_, strides) = pixel_axes(problem, strides(x.tensor()));
     let [_, p, q] = problem.output;

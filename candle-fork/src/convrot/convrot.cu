@@ -10,7 +10,7 @@
 // bits.
 //   decode_256_*       groups of 256, by tensor cores, below.
 //   decode_any_*       any group, also 1 (no rotation): a block owns a row, 1024 columns at a time, in shared memory.
-//   quantize_256_*_P   groups of 256, up to P * 4096 columns: a block owns a row, which stays in registers.
+//   quantize_256_*_P   groups of 256, in P passes of up to 4096 columns: a block owns a row, which stays in registers.
 //   quantize_any_*     any group: as decode_any, twice over the row.
 // Sums of the decoder are integers and exact. Those of the quantiser are f32, in the order that group.rs fixes.
 
@@ -199,10 +199,11 @@ template <typename T> __device__ __forceinline__ void decode_any(const DecodePar
 // Maximum of the bits of magnitudes, which are in the order of their values with NaN above all; the same in every thread.
 __device__ __forceinline__ uint32_t block_max_bits(uint32_t most) {
     __shared__ uint32_t of_warps[THREADS / 32];
+    const uint32_t lane = threadIdx.x % 32;
     most = __reduce_max_sync(0xffffffffu, most);
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = most;
+    if (lane == 0) of_warps[threadIdx.x / 32] = most;
     __syncthreads();
-    most = __reduce_max_sync(0xffffffffu, of_warps[threadIdx.x % (THREADS / 32)]);
+    most = __reduce_max_sync(0xffffffffu, lane < blockDim.x / 32 ? of_warps[lane] : 0);
     __syncthreads();
     return most;
 }
@@ -250,28 +251,74 @@ template <typename T> __device__ __forceinline__ void quantize_any(const Quantiz
 
 // ---- quantisation in groups of 256 ---------------------------------------------------------------------------------
 //
-// Half a warp owns a group, 4096 columns make a pass of the block. Lane l reads columns 16 l .. 16 l + 15 of its group: two
+// Half a warp owns a group, as many as the block has make a pass. Lane l reads columns 16 l .. 16 l + 15 of its group: two
 // rounds in registers. Through shared memory it gets columns l + 16 j: the other two. Rows of the tile are 17 apart, so that
-// the halves of a warp, 272 words apart, never meet in a bank.
+// the halves of a warp, 272 words apart, never meet in a bank. Codes go back the same way, four to a word.
 
 constexpr int PITCH = 17;
 
+// x / scale is found as x (1 / scale), which is off by less than 127 * 3 * 2^-24 = 2.3e-5 from the rounded quotient: the
+// code is the same, unless the product lies that close to the middle of two.
+constexpr float NEAR_TIE = 0.5f - 3e-5f;
+
+// Adding it leaves a number of up to 2^22, rounded to the nearest, ties to even, in the low bits.
+constexpr float ROUND = 12582912.0f;
+
+// Bytes 0 of four words.
+__device__ __forceinline__ uint32_t low_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+}
+
+// `code` of 16 values, four to a word.
+__device__ __forceinline__ void codes_16(const float (&v)[16], float scale, float inverse, uint32_t (&words)[4]) {
+    float farthest = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        uint32_t bits[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float q = __fmul_rn(v[4 * k + i], inverse);
+            const float shifted = __fadd_rn(q, ROUND);
+            farthest = fmaxf(farthest, fabsf(__fsub_rn(q, __fsub_rn(shifted, ROUND))));
+            bits[i] = __float_as_uint(shifted);
+        }
+        words[k] = low_bytes(bits[0], bits[1], bits[2], bits[3]);
+    }
+    if (farthest < NEAR_TIE && isfinite(scale)) return;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        int bytes[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) bytes[i] = code(v[4 * k + i], scale);
+        words[k] = low_bytes(bytes[0], bytes[1], bytes[2], bytes[3]);
+    }
+}
+
 template <typename T, int PASSES> __device__ __forceinline__ void quantize_256(const QuantizeParams& p) {
     __shared__ __align__(16) float tiles[THREADS / 16][16 * PITCH];
-    const int l = threadIdx.x % 16, half_warp = threadIdx.x / 16;
+    const uint32_t l = threadIdx.x % 16, half_warp = threadIdx.x / 16, pass_columns = blockDim.x * 16;
     float* tile = tiles[half_warp];
     for (uint64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
         const T* x = static_cast<const T*>(p.x) + row * p.columns;
+        // All loads first: they wait for memory together.
+        Pack<T> stored[PASSES][16 / PACK<T>];
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass) {
+            const uint32_t first = pass * pass_columns + half_warp * 256;
+#pragma unroll
+            for (int i = 0; i < 16 / PACK<T>; ++i) {
+                if (first < p.columns) stored[pass][i] = load_pack(x + first + l * 16 + i * PACK<T>);
+                else memset(&stored[pass][i], 0, sizeof(stored[pass][i]));
+            }
+        }
         float v[PASSES][16];
         uint32_t most = 0;
 #pragma unroll
         for (int pass = 0; pass < PASSES; ++pass) {
-            const uint64_t first = pass * 4096 + half_warp * 256;
-            const bool inside = first < p.columns;
 #pragma unroll
             for (int i = 0; i < 16; i += PACK<T>) {
-                float wide[PACK<T>] = {};
-                if (inside) widen_all(load_pack(x + first + l * 16 + i), wide);
+                float wide[PACK<T>];
+                widen_all(stored[pass][i / PACK<T>], wide);
 #pragma unroll
                 for (int k = 0; k < PACK<T>; ++k) v[pass][i + k] = wide[k];
             }
@@ -291,15 +338,29 @@ template <typename T, int PASSES> __device__ __forceinline__ void quantize_256(c
         }
         const float scale = row_scale(block_max_bits(most));
         if (threadIdx.x == 0) p.scales[row] = scale;
-        int8_t* bytes = reinterpret_cast<int8_t*>(tile);
+        const float inverse = __fdiv_rn(1.0f, scale);
+        uint32_t* words = reinterpret_cast<uint32_t*>(tile);
+        // Where byte l % 4 of a first and of a second word is.
+        const uint32_t own = l % 4 | (l % 4 + 4) << 4;
 #pragma unroll
         for (int pass = 0; pass < PASSES; ++pass) {
-            const uint64_t first = pass * 4096 + half_warp * 256;
+            const uint32_t first = pass * pass_columns + half_warp * 256;
+            uint32_t mine[4];
+            codes_16(v[pass], scale, inverse, mine);
+            // Word k of lane i has the codes of columns i + 16 (4 k .. 4 k + 3).
 #pragma unroll
-            for (int j = 0; j < 16; ++j) bytes[j * 16 + l] = code(v[pass][j], scale);
+            for (int k = 0; k < 4; ++k) words[k * 16 + l] = mine[k];
             __syncwarp();
-            const uint4 codes = reinterpret_cast<const uint4*>(bytes)[l];
-            if (first < p.columns) *reinterpret_cast<uint4*>(p.codes + row * p.columns + first + l * 16) = codes;
+            uint32_t out[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const uint4 from = reinterpret_cast<const uint4*>(words)[l / 4 * 4 + k];
+                out[k] = __byte_perm(__byte_perm(from.x, from.y, own), __byte_perm(from.z, from.w, own), 0x5410);
+            }
+            if (first < p.columns) {
+                *reinterpret_cast<uint4*>(p.codes + row * p.columns + first + l * 16) =
+                    make_uint4(out[0], out[1], out[2], out[3]);
+            }
             __syncwarp();
         }
     }

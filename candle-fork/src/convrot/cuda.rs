@@ -23,8 +23,9 @@ const FAST_GROUP: usize = 256;
 /// Groups that a block of `decode_256_*` decodes: 8 by each of its warps.
 const GROUPS_PER_BLOCK: u64 = 64;
 
-/// Columns that a pass of `quantize_256_*` takes, and the most passes.
-const PASS: usize = 4096;
+/// Threads of `quantize_256_*` that take a group, the most groups of a pass, and the most passes.
+const GROUP_THREADS: usize = 16;
+const MAX_PASS: usize = 16;
 const MAX_PASSES: usize = 4;
 
 /// `DecodeParams` of the kernels.
@@ -67,8 +68,15 @@ const _: () = assert!(size_of::<QuantizeParams>() == 48, "as in convrot.cu");
 unsafe impl DeviceRepr for QuantizeParams {}
 
 /// One block for each row, as far as a grid goes; blocks loop over the rest.
-fn row_grid(rows: usize) -> Result<Grid> {
-    Grid::blocks(OP, [rows.min(i32::MAX as usize) as u64, 1, 1], THREADS)
+fn row_grid(rows: usize, threads: u32) -> Result<Grid> {
+    Grid::blocks(OP, [rows.min(i32::MAX as usize) as u64, 1, 1], threads)
+}
+
+/// Passes of `quantize_256_*` over a row of `groups`, and the threads of a block: whole warps, few of which are idle.
+fn passes(groups: usize) -> (usize, u32) {
+    let passes = groups.div_ceil(MAX_PASS).max(1);
+    // At most `MAX_PASS` groups.
+    (passes, (groups.div_ceil(passes) * GROUP_THREADS).next_multiple_of(32) as u32)
 }
 
 /// See [`super::dequantize`].
@@ -84,7 +92,7 @@ pub(super) fn dequantize(codes: &Tensor, scales: &Tensor, group: Group, dtype: D
     let (name, grid) = if fast {
         ("decode_256", Grid::blocks(OP, [(groups as u64).div_ceil(GROUPS_PER_BLOCK), 1, 1], THREADS)?)
     } else {
-        ("decode_any", row_grid(rows)?)
+        ("decode_any", row_grid(rows, THREADS)?)
     };
     let params = DecodeParams {
         codes: codes.address(),
@@ -136,12 +144,12 @@ pub(super) unsafe fn quantize_rows(
     [x, codes, scales]: [Address; 3],
 ) -> Result<()> {
     let suffix = kernel_suffix(dtype);
-    let passes = columns.div_ceil(PASS);
+    let (passes, threads) = passes(columns / FAST_GROUP);
     let aligned = [x, codes].iter().all(|address| address.is_multiple_of(16));
-    let name = if group.size() == FAST_GROUP && passes <= MAX_PASSES && aligned {
-        format!("quantize_256_{suffix}_{passes}")
+    let (name, threads) = if group.size() == FAST_GROUP && passes <= MAX_PASSES && aligned {
+        (format!("quantize_256_{suffix}_{passes}"), threads)
     } else {
-        format!("quantize_any_{suffix}")
+        (format!("quantize_any_{suffix}"), THREADS)
     };
     let params = QuantizeParams {
         x,
@@ -155,5 +163,5 @@ pub(super) unsafe fn quantize_rows(
     let kernel = Kernel::load(device, &MODULE, &name)?;
     // SAFETY: `QuantizeParams` mirrors that of convrot.cu; the caller vouches for the memory. Vectors of 16 bytes only at
     // aligned places: rows of whole groups keep them aligned.
-    unsafe { kernel.launch(row_grid(rows)?, &params) }
+    unsafe { kernel.launch(row_grid(rows, threads)?, &params) }
 }

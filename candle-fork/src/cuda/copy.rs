@@ -9,7 +9,10 @@ use super::{
     strides::{MAX_RANK, Space, row_major, writes_once},
     tensor::{Address, Operand, Output, device_of},
 };
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    target::with_address,
+};
 
 const OP: &str = "strided copy";
 const MODULE: Module = module!(STRIDED_COPY);
@@ -119,6 +122,22 @@ pub fn copy_into(source: &Tensor, output: &Output, offset: usize, strides: &[usi
     // SAFETY: the source is a tensor, and its layout keeps within its storage; the destination has been checked to lie
     // within the output and to reach each element once; the output is new memory, so it overlaps no tensor.
     unsafe { copy_strided(device, size, dims, place, destination) }
+}
+
+/// Copies `source` into `target` of the same shape, type and device, which shares no memory with it.
+///
+/// # Errors
+/// Those of [`copy_strided`]; [`Error::Candle`] if the target overlaps itself.
+pub fn into(op: &'static str, source: &Tensor, target: &Tensor) -> Result<()> {
+    let device = device_of(op, source)?;
+    let operand = Operand::new(op, source)?;
+    let (dims, size) = (source.dims(), source.dtype().size_in_bytes());
+    let from = Place { address: operand.address(), strides: operand.strides() };
+    with_address(op, target, |address| {
+        // SAFETY: both are tensors of these extents; the target reaches each of its elements once, or candle would have
+        // refused to write it, and the caller has seen to it that the two share no memory.
+        unsafe { copy_strided(device, size, dims, from, Place { address, strides: target.stride() }) }
+    })
 }
 
 /// A row-major copy of a tensor of f32, f16, bf16, u8 or u32.

@@ -12,7 +12,7 @@ use candle_core::{
     },
 };
 
-use super::{grid::Grid, module::Module};
+use super::{beside, grid::Grid, module::Module};
 use crate::error::{Result, What};
 
 /// Dynamic shared memory of a block, in bytes, that a kernel may have without asking for more.
@@ -33,10 +33,10 @@ impl Kernel {
     pub fn load(device: &CudaDevice, module: &Module, name: &str) -> Result<Self> {
         let function = device.get_or_load_custom_func(name, module.name, module.ptx);
         let function = function.what("loading of a CUDA kernel")?.into_cuda_function();
-        Ok(Self { function, stream: device.cuda_stream() })
+        Ok(Self { function, stream: beside::stream(device) })
     }
 
-    /// Enqueues the kernel on the device's stream.
+    /// Enqueues the kernel on the device's stream, or on the one beside it.
     ///
     /// # Errors
     /// [`Error::Candle`](crate::Error::Candle) if the driver refuses the launch.

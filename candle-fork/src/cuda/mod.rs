@@ -5,7 +5,9 @@
 //! | `grid.rs` | sizes of launches: pure, tested without a device |
 //! | `strides.rs` | strided index spaces: merged, sorted, cut into vectors; pure |
 //! | `module.rs`, `launch.rs` | kernels from PTX, and their launches |
+//! | `beside.rs` | kernels beside others |
 //! | `tensor.rs` | addresses of operands, outputs |
+//! | `tensor_map.rs` | tensors for copies of boxes to shared memory |
 //! | `arena.rs` | scratch memory |
 //! | `copy.rs`, `strided_copy.cu` | copies between any two layouts |
 //! | `blas.rs`, `lt/`, `blas_lt.rs` | matrix products: of floats; of floats and of bytes by cuBLASLt |
@@ -20,6 +22,8 @@
 
 #[cfg(feature = "cuda")]
 pub mod arena;
+#[cfg(feature = "cuda")]
+pub mod beside;
 #[cfg(feature = "cuda")]
 pub mod blas;
 #[cfg(feature = "cuda")]
@@ -40,3 +44,5 @@ pub mod paths;
 pub mod strides;
 #[cfg(feature = "cuda")]
 pub mod tensor;
+#[cfg(feature = "cuda")]
+pub mod tensor_map;

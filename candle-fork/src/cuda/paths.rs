@@ -10,10 +10,20 @@ pub enum Path {
     LtProduct,
     /// A convolution by the implicit product.
     ImplicitProduct,
+    /// Neighborhood attention by tiles of matrix products, of whatever kernel.
+    TiledNeighborhood,
+    /// Those of them that groups of warps make.
+    WarpGroupNeighborhood,
+    /// What surrounds the input of a convolution, written by its norm.
+    Surround,
+    /// Channels into frames and pixels as whole vectors.
+    DepthToSpace,
+    /// A pass of a [`TokenBlock`](crate::token_block::TokenBlock).
+    TokenBlock,
 }
 
 thread_local! {
-    static TAKEN: [Cell<u64>; 2] = const { [const { Cell::new(0) }; 2] };
+    static TAKEN: [Cell<u64>; 7] = const { [const { Cell::new(0) }; 7] };
 }
 
 /// Counts a path, once its work has been enqueued.

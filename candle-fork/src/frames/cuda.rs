@@ -1,15 +1,19 @@
 //! Launchers of the CUDA kernels, and joining as two strided copies. All arguments have been checked by the ops.
 
+mod depth_to_space;
 mod download;
-mod rgb8;
+mod pixels;
 mod shortcut;
+mod surround;
 
 use candle_core::Tensor;
 
 pub(super) use self::{
+    depth_to_space::depth_to_space,
     download::Buffers,
-    rgb8::frames_to_rgb8,
+    pixels::{clamped_frames, frames_to_rgb8},
     shortcut::{avg_down_add, dup_up_add},
+    surround::surround,
 };
 use crate::{
     cuda::{

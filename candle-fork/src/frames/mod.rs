@@ -9,16 +9,21 @@
 //! | `time.rs` | joining, keeping and splitting along time |
 //! | `patches.rs` | squares of pixels as channels |
 //! | `shortcut.rs`, `shortcut.cu` | shortcuts without parameters around a stage |
-//! | `rgb8.rs`, `rgb8.cu` | pixels as bytes |
+//! | `surround.rs`, `surround.cu` | what a convolution sees around a clip, and the norm before it |
+//! | `depth_to_space.rs`, `depth_to_space.cu` | channels as frames and pixels |
+//! | `rgb8.rs`, `clamped.rs`, `pixels.cu` | pixels as bytes, and as f32 in their range |
 //! | `download.rs` | their way to the host |
 //! | `cuda/` | launchers |
 
+mod clamped;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod depth_to_space;
 mod download;
 mod patches;
 mod rgb8;
 mod shortcut;
+mod surround;
 #[cfg(test)]
 mod tests;
 mod time;
@@ -26,10 +31,13 @@ mod time;
 use candle_core::Tensor;
 
 pub use self::{
+    clamped::{ClampedFrames, clamped_frames},
+    depth_to_space::depth_to_space,
     download::{Downloads, HostFrames},
     patches::{PatchOrder, patchify, unpatchify},
     rgb8::{Rgb8Frames, frames_to_rgb8},
     shortcut::{avg_down_add, dup_up_add},
+    surround::{PixelNorm, Surround, surround},
     time::{cat_frames, split_pairs, tail_frames},
 };
 use crate::{

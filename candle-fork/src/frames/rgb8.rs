@@ -36,9 +36,14 @@ impl Rgb8Frames {
     /// # Errors
     /// [`crate::Error::Candle`] if the device fails.
     pub fn all_finite(&self) -> Result<bool> {
-        let flags = self.flags.flatten_all().and_then(|flags| flags.to_vec1::<u32>()).what("frames_to_rgb8")?;
-        Ok(flags.iter().all(|&flag| flag == 0))
+        no_flag_is_set(&self.flags)
     }
+}
+
+/// Whether all flags, u32, are 0. Waits for the device.
+pub(super) fn no_flag_is_set(flags: &Tensor) -> Result<bool> {
+    let flags = flags.flatten_all().and_then(|flags| flags.to_vec1::<u32>()).what("flags of frames")?;
+    Ok(flags.iter().all(|&flag| flag == 0))
 }
 
 /// What a decoder gives, values in -1..=1, as interleaved bytes: squares of pixels unpacked, clamped, scaled and
@@ -73,12 +78,12 @@ pub fn frames_to_rgb8(x: &Tensor, side: usize, order: PatchOrder) -> Result<Rgb8
     if side == 0 {
         return Err(argument(OP, "the side of a square is 0".to_owned()));
     }
-    let [n, packed, frames, rows, columns] = extents(OP, "x", x)?;
+    let [n, packed, ..] = extents(OP, "x", x)?;
     let channels = packed / (side * side);
     if n != 1 || !(1..=4).contains(&channels) || packed != channels * side * side {
         return Err(shape_error(OP, "x", x, format!("[1, {} C, T, H, W] with C of 1 to 4", side * side)));
     }
-    let problem = Problem { channels, side, order, dims: [frames, rows * side, columns * side, channels] };
+    let problem = Problem::new(x, side, order);
     #[cfg(feature = "cuda")]
     if x.device().is_cuda() {
         return super::cuda::frames_to_rgb8(x, &problem);
@@ -92,11 +97,18 @@ pub(super) struct Problem {
     pub(super) channels: usize,
     pub(super) side: usize,
     pub(super) order: PatchOrder,
-    /// Extents of the result.
+    /// Frames, rows and columns of pixels, and colours.
     pub(super) dims: [usize; 4],
 }
 
 impl Problem {
+    /// Of x `[1, C p p, T, H, W]`.
+    pub(super) fn new(x: &Tensor, side: usize, order: PatchOrder) -> Self {
+        let [channels, frames, rows, columns] = std::array::from_fn(|axis| x.dims()[axis + 1]);
+        let channels = channels / (side * side);
+        Self { channels, side, order, dims: [frames, rows * side, columns * side, channels] }
+    }
+
     /// Channel of x for channel `c` of the pixel in row `q` and column `r` of its square.
     fn channel(&self, c: usize, q: usize, r: usize) -> usize {
         let (slow, fast) = match self.order {

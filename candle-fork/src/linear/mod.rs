@@ -225,8 +225,11 @@ impl LinearWeight {
         Self::from_tensor(Tensor::cat(&tensors, 0).what("linear: merged weights")?)
     }
 
-    /// The matrix as one tensor of `dtype` on `device`: for devices that have no path of their own.
-    fn to_tensor(&self, dtype: DType, device: &Device) -> Result<Tensor> {
+    /// The matrix as one tensor of `dtype` on `device`, decoded if it is quantised: for what has no path of its own.
+    ///
+    /// # Errors
+    /// [`Error::Candle`] if candle cannot copy it; those of [`QuantWeight::dequantize`].
+    pub fn to_tensor(&self, dtype: DType, device: &Device) -> Result<Tensor> {
         let parts = self.parts.iter().map(|part| match part {
             Part::Tensor(t) => t.to_device(device).and_then(|t| t.to_dtype(dtype)).what("linear: weight"),
             Part::Host(t) => t.to_tensor(dtype, device),

@@ -6,8 +6,8 @@ mod rows;
 
 pub(super) use self::{
     channels::channel_rms_norm,
-    groups::group_norm,
-    rows::{gate_residual_modulate, layer_norm, layer_norm_modulate, rms_norm},
+    groups::{group_norm, group_norm_part, group_statistics},
+    rows::{gate_residual_modulate, layer_norm, layer_norm_modulate, residual_rms_norm, rms_norm},
 };
 
 /// Threads of a block, as in the kernels.

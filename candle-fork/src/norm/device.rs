@@ -29,6 +29,32 @@ pub(super) fn group_norm(
     activate(activation, y)?.to_dtype(x.dtype())
 }
 
+/// Mean and inverse deviation of each group, `[N, G, 2]`.
+pub(super) fn group_statistics(x: &Tensor, num_groups: usize, eps: f64) -> Result<Tensor> {
+    let groups = x.to_dtype(DType::F32)?.reshape((x.dim(0)?, num_groups, ()))?;
+    let mean = groups.mean_keepdim(D::Minus1)?;
+    let variance = groups.broadcast_sub(&mean)?.sqr()?.mean_keepdim(D::Minus1)?;
+    Tensor::cat(&[mean, (variance + eps)?.sqrt()?.recip()?], 2)
+}
+
+pub(super) fn group_norm_part(
+    x: &Tensor,
+    statistics: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    activation: Activation,
+) -> Result<Tensor> {
+    let (batch, num_groups, _) = statistics.dims3()?;
+    let mut per_channel = vec![1; x.rank()];
+    per_channel[1] = x.dim(1)?;
+    let affine = |t: &Tensor| t.to_dtype(DType::F32)?.reshape(per_channel.as_slice());
+    let groups = x.to_dtype(DType::F32)?.reshape((batch, num_groups, ()))?;
+    let centered = groups.broadcast_sub(&statistics.narrow(2, 0, 1)?)?;
+    let normal = centered.broadcast_mul(&statistics.narrow(2, 1, 1)?)?.reshape(x.dims())?;
+    let y = normal.broadcast_mul(&affine(weight)?)?.broadcast_add(&affine(bias)?)?;
+    activate(activation, y)?.to_dtype(x.dtype())
+}
+
 pub(super) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     let wide = x.to_dtype(DType::F32)?;
     let mean_square = wide.sqr()?.mean_keepdim(D::Minus1)?;

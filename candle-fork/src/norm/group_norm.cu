@@ -211,8 +211,10 @@ struct Affine {
     float factor;
     float bias;
 
+    // Channels and groups fit 32 bits, in which a division costs a quarter.
     __device__ __forceinline__ static Affine of(const Params& p, uint64_t image, uint64_t channel) {
-        const uint64_t group = image * p.groups + channel / (p.channels / p.groups);
+        const uint32_t group_channels = static_cast<uint32_t>(p.channels) / static_cast<uint32_t>(p.groups);
+        const uint64_t group = image * p.groups + static_cast<uint32_t>(channel) / group_channels;
         const Statistics s = static_cast<const Statistics*>(p.statistics)[group];
         const float weight = load_as_float(p.weight, p.weight_type, channel);
         return {s.mean, s.correction, s.inverse * weight, load_as_float(p.bias, p.bias_type, channel)};

@@ -36,24 +36,46 @@ impl Problem {
     }
 }
 
-pub(super) fn group_norm<T: Element>(x: &Tensor, problem: &Problem) -> Result<Tensor> {
+/// What a group is shifted and divided by.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Group {
+    pub(super) mean: f64,
+    /// `1 / sqrt(variance + eps)`.
+    pub(super) inverse: f64,
+}
+
+/// With the moments of x, or with those of `groups`, of which x is a part.
+pub(super) fn group_norm<T: Element>(x: &Tensor, groups: Option<&[Group]>, problem: &Problem) -> Result<Tensor> {
     let x = x.contiguous().what("packing of an operand")?;
     let mut out = T::zeros(x.elem_count());
     if !out.is_empty() {
         read("group_norm", [&x], |[view]| {
-            normalise(view.contiguous::<T>()?, &mut out, problem);
+            let x = view.contiguous::<T>()?;
+            match groups {
+                Some(groups) => normalise(x, &mut out, groups, problem),
+                None => normalise(x, &mut out, &take(x, problem.group_len(), problem.eps), problem),
+            }
             Ok(())
         })?;
     }
     Tensor::from_vec(out, x.dims(), &Device::Cpu).what("result of group_norm")
 }
 
-fn normalise<T: Element>(x: &[T], out: &mut [T], problem: &Problem) {
+/// The groups of x, which is not empty, one after another.
+pub(super) fn statistics<T: Element>(x: &Tensor, group_len: usize, eps: f64) -> Result<Vec<Group>> {
+    let x = x.contiguous().what("packing of an operand")?;
+    read("group_statistics", [&x], |[view]| Ok(take(view.contiguous::<T>()?, group_len, eps)))
+}
+
+/// Groups of x that share a task, if they are small.
+fn groups_per_task(group_len: usize) -> usize {
+    (BLOCK / group_len).max(1)
+}
+
+fn take<T: Element>(x: &[T], group_len: usize, eps: f64) -> Vec<Group> {
     let arch = pulp::Arch::new();
-    let group_len = problem.group_len();
     // Many small groups share a task, a large group is cut.
-    let groups_per_task = (BLOCK / group_len).max(1);
-    let groups: Vec<Moments> = if group_len > BLOCK {
+    let moments: Vec<Moments> = if group_len > BLOCK {
         x.chunks_exact(group_len)
             .map(|group| {
                 let parts: Vec<_> = group.par_chunks(BLOCK).map(|x| arch.dispatch(BlockMoments { x })).collect();
@@ -61,15 +83,21 @@ fn normalise<T: Element>(x: &[T], out: &mut [T], problem: &Problem) {
             })
             .collect()
     } else {
-        let groups = x.par_chunks_exact(group_len).with_min_len(groups_per_task);
+        let groups = x.par_chunks_exact(group_len).with_min_len(groups_per_task(group_len));
         groups.map(|x| arch.dispatch(BlockMoments { x })).collect()
     };
+    moments.into_iter().map(|m| Group { mean: m.mean, inverse: m.inverse_deviation(eps) }).collect()
+}
+
+fn normalise<T: Element>(x: &[T], out: &mut [T], groups: &[Group], problem: &Problem) {
+    let arch = pulp::Arch::new();
+    let group_len = problem.group_len();
     let outputs = out.par_chunks_mut(group_len).zip(x.par_chunks(group_len)).zip(groups);
-    outputs.with_min_len(groups_per_task).enumerate().for_each(|(index, ((out, x), moments))| {
+    outputs.with_min_len(groups_per_task(group_len)).enumerate().for_each(|(index, ((out, x), &group))| {
         let first_channel = index % problem.num_groups * (problem.channels / problem.num_groups);
         let blocks = out.par_chunks_mut(BLOCK).zip(x.par_chunks(BLOCK)).enumerate();
         blocks.for_each(|(block, (out, x))| {
-            arch.dispatch(BlockNorm { x, out, offset: block * BLOCK, first_channel, moments, problem });
+            arch.dispatch(BlockNorm { x, out, offset: block * BLOCK, first_channel, group, problem });
         });
     });
 }
@@ -93,7 +121,7 @@ struct BlockNorm<'a, T> {
     /// Where the block begins in its group.
     offset: usize,
     first_channel: usize,
-    moments: Moments,
+    group: Group,
     problem: &'a Problem,
 }
 
@@ -103,8 +131,8 @@ impl<T: Element> pulp::NullaryFnOnce for BlockNorm<'_, T> {
     #[inline(always)]
     fn call(self) {
         let problem = self.problem;
-        let center = Center::new(self.moments.mean);
-        let inverse = self.moments.inverse_deviation(problem.eps);
+        let center = Center::new(self.group.mean);
+        let inverse = self.group.inverse;
         let mut done = 0;
         while done < self.x.len() {
             let position = self.offset + done;

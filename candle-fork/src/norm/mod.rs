@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use crate::{
-    activation::{Activation, gate_residual},
+    activation::{Activation, gate_residual, residual},
     element::with_element,
     error::{Error, Result, What},
     frames::tail_frames,
@@ -14,6 +14,7 @@ mod channels;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
+mod group_parts;
 mod groups;
 pub(crate) mod moments;
 #[cfg(any(feature = "cuda", test))]
@@ -22,6 +23,8 @@ pub mod reference;
 mod rows;
 #[cfg(test)]
 mod tests;
+
+pub use self::group_parts::{GroupStatistics, group_norm_part, group_statistics};
 
 fn check_eps(op: &'static str, eps: f64) -> Result<()> {
     // NaN is refused too.
@@ -100,7 +103,7 @@ pub fn group_norm(
         bias: to_f32_vec(bias)?,
         activation,
     };
-    with_element!(OP, "x", x.dtype(), T => groups::group_norm::<T>(x, &problem))
+    with_element!(OP, "x", x.dtype(), T => groups::group_norm::<T>(x, None, &problem))
 }
 
 /// RMS norm over the last axis, rounded once.
@@ -293,6 +296,46 @@ pub fn gate_residual_modulate(
     }
     let sum = gate_residual(x, gate, y)?;
     let normed = layer_norm_modulate(&sum, shift, scale, eps)?;
+    Ok((sum, normed))
+}
+
+/// The end of a residual branch and the beginning of the next in one pass: [`residual`], then [`rms_norm`] of its result.
+/// Gives both results, with the bits of the two ops.
+///
+/// **Shapes**: x and y `[.., H]` with any strides (no copy while the last axis is packed), weight `[H]`; results of x's
+/// shape, contiguous.
+/// **Dtypes**: x and y f32, f16 or bf16, the same; weight any of these.
+/// **Formula**: `x' = x + y`, rounded; `x' / sqrt(mean(x'^2) + eps) * weight`.
+/// **Numerics**, **Policy**: as the two ops.
+///
+/// # Errors
+/// Those of the two ops.
+///
+/// # Example
+/// ```
+/// use candle_core::{Device, Tensor};
+/// let (x, y) = (Tensor::new(&[1f32, 1.0], &Device::Cpu)?, Tensor::new(&[2f32, -4.0], &Device::Cpu)?);
+/// let (sum, normed) = candle_fork::residual_rms_norm(&x, &y, &Tensor::new(&[1f32, 2.0], &Device::Cpu)?, 0.0)?;
+/// assert_eq!(sum.to_vec1::<f32>()?, [3.0, -3.0]);
+/// assert_eq!(normed.to_vec1::<f32>()?, [1.0, -2.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn residual_rms_norm(x: &Tensor, y: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
+    #[cfg(feature = "cuda")]
+    if x.device().is_cuda() {
+        const OP: &str = "residual_rms_norm";
+        check(OP, &[("x", x), ("y", y), ("weight", weight)])?;
+        check_dtype(OP, "y", y, x)?;
+        check_shape(OP, "y", y, x.dims())?;
+        let Some(&n) = x.dims().last() else {
+            return Err(shape_error(OP, "x", x, "[.., H]"));
+        };
+        check_shape(OP, "weight", weight, &[n])?;
+        check_eps(OP, eps)?;
+        return cuda::residual_rms_norm(x, y, weight, eps);
+    }
+    let sum = residual(x, y)?;
+    let normed = rms_norm(&sum, weight, eps)?;
     Ok((sum, normed))
 }
 

@@ -4,6 +4,7 @@
 //     layer_norm:  y[r, i] = (x[r, i] - mean(x[r])) / sqrt(variance(x[r]) + eps) * (one + scale[b, i]) + shift[b, i]
 //
 //     gated_norm:  sum[r, i] = x[r, i] + gate[b, i] * y[r, i], rounded, and layer_norm of it
+//     added_norm:  sum[r, i] = x[r, i] + y[r, i], rounded, and rms_norm of it
 //
 // with b = r / rows_per_batch. References: rows.rs is the same on the CPU; black-forest-labs/flux2: src/flux2/model.py.
 //
@@ -28,7 +29,7 @@ struct Params {
     const void* scale;
     const void* shift;
     void* out;
-    // Only for gated_norm.
+    // Only for gated_norm and added_norm, which has no gate.
     const void* y;
     const void* gate;
     void* sum;
@@ -102,6 +103,16 @@ __device__ __forceinline__ float normal(float x, const Statistics& s) {
     return x * s.inverse;
 }
 
+// N factors of y from `index` on: those of the gate, or 1.
+template <int N> __device__ __forceinline__ void load_gate(const Params& p, uint64_t index, float (&gate)[N]) {
+    if (p.gate) {
+        load_run_as_float<N>(p.gate, p.gate_type, index, gate);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i) gate[i] = 1.0f;
+    }
+}
+
 // x + gate * y of N elements, rounded.
 template <typename T, int N>
 __device__ __forceinline__ Vec<T, N> gated(const Vec<T, N>& x, const Vec<T, N>& y, const float (&gate)[N]) {
@@ -131,8 +142,10 @@ template <typename T, bool CENTERED, bool GATED, int K> __device__ __forceinline
 #pragma unroll
         for (int k = 0; k < K; ++k) {
             const uint64_t vector = k * p.lanes + lane;
+            if (vector >= vectors) continue;
+            if (p.scale) load_run_as_float<N>(p.scale, p.scale_type, vector * N, weight[k]);
 #pragma unroll
-            for (int i = 0; i < N; ++i) weight[k][i] = vector < vectors ? scale_at(p, vector * N + i) : 0.0f;
+            for (int i = 0; i < N; ++i) weight[k][i] = p.one + (p.scale ? weight[k][i] : 0.0f);
         }
     }
     for (uint64_t offset = 0; shared_first + offset < p.rows; offset += step) {
@@ -160,7 +173,7 @@ template <typename T, bool CENTERED, bool GATED, int K> __device__ __forceinline
                 if (!holds[k]) continue;
                 const uint64_t start = (k * p.lanes + lane) * N;
                 float gate[N];
-                load_run_as_float<N>(p.gate, p.gate_type, batch + start, gate);
+                load_gate<N>(p, batch + start, gate);
                 vectors_held[k] = gated<T, N>(vectors_held[k], others[k], gate);
                 store_vec(static_cast<T*>(p.sum) + row * p.width + start, vectors_held[k]);
             }
@@ -212,7 +225,7 @@ template <typename T, bool CENTERED, bool GATED> __device__ __forceinline__ void
             T* sum = static_cast<T*>(p.sum) + row * p.width;
             for (uint64_t i = threadIdx.x; i < p.width; i += THREADS) {
                 float gate[1];
-                load_run_as_float<1>(p.gate, p.gate_type, batch + i, gate);
+                load_gate<1>(p, batch + i, gate);
                 store_vec(sum + i, gated<T, 1>(load_vec<T, 1>(from + i), load_vec<T, 1>(other + i), gate));
             }
             from = sum;
@@ -242,6 +255,7 @@ template <typename T, bool CENTERED, bool GATED> __device__ __forceinline__ void
 #define KERNELS(suffix, T)                                                                                             \
     NORM(rms_norm, suffix, T, false, false)                                                                            \
     NORM(layer_norm, suffix, T, true, false)                                                                           \
-    NORM(gated_norm, suffix, T, true, true)
+    NORM(gated_norm, suffix, T, true, true)                                                                            \
+    NORM(added_norm, suffix, T, false, true)
 
 FOR_EACH_FLOAT(KERNELS)

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | signed bytes, one scale or one for each row, rotated or not | [`QuantWeight::int8`] | Comfy `int8_tensorwise`, ConvRot |
 //! | floats of 8 bits, scaled | [`QuantWeight::fp8`] | Comfy and others, DeepSeek's blocks |
-//! | ggml blocks | [`QuantWeight::ggml`] | GGUF |
+//! | ggml blocks | [`QuantWeight::ggml`], [`QuantWeight::iq4`] | GGUF |
 //!
 //! Two ConvRot formats of 4 bits become signed bytes while they are loaded: [`unpack_w4a4`], [`decode_w4a8`].
 //!
@@ -17,6 +17,7 @@ mod cuda;
 mod fp8;
 mod ggml;
 mod int8;
+mod iq4;
 mod mode;
 mod packed;
 #[cfg(test)]
@@ -25,9 +26,10 @@ mod tests;
 use candle_core::{DType, Device, Tensor, quantized::GgmlDType};
 
 pub(crate) use self::int8::Int8;
-use self::{fp8::Fp8, ggml::Ggml};
+use self::{fp8::Fp8, ggml::Ggml, iq4::Iq4};
 pub use self::{
     fp8::{Fp8Format, Fp8Scales},
+    iq4::Iq4Format,
     mode::{DeviceFacts, LinearShape, Memory, Preference, QuantMode, choose},
     packed::{W4a8Scales, decode_w4a8, unpack_w4a4},
 };
@@ -65,6 +67,7 @@ enum Kind {
     Int8(Int8),
     Fp8(Fp8),
     Ggml(Ggml),
+    Iq4(Iq4),
 }
 
 /// Calls `$f` on whatever format it is.
@@ -74,6 +77,7 @@ macro_rules! each {
             Kind::Int8($weight) => Kind::Int8($f),
             Kind::Fp8($weight) => Kind::Fp8($f),
             Kind::Ggml($weight) => Kind::Ggml($f),
+            Kind::Iq4($weight) => Kind::Iq4($f),
         }
     };
 }
@@ -111,11 +115,20 @@ impl QuantWeight {
         Ok(Self { kind: Kind::Ggml(Ggml::new(blocks, dtype, dims)?) })
     }
 
+    /// Blocks of a GGUF file in one of the formats that candle lacks; otherwise as [`QuantWeight::ggml`].
+    ///
+    /// # Errors
+    /// As [`QuantWeight::ggml`].
+    pub fn iq4(blocks: HostTensor, format: Iq4Format, dims: [usize; 2]) -> Result<Self> {
+        Ok(Self { kind: Kind::Iq4(Iq4::new(blocks, format, dims)?) })
+    }
+
     fn dims(&self) -> [usize; 2] {
         match &self.kind {
             Kind::Int8(weight) => [weight.codes.rows(), weight.codes.width()],
             Kind::Fp8(weight) => [weight.codes.rows(), weight.codes.width()],
             Kind::Ggml(weight) => weight.dims(),
+            Kind::Iq4(weight) => weight.dims(),
         }
     }
 
@@ -138,6 +151,7 @@ impl QuantWeight {
             Kind::Ggml(weight) => {
                 rows * (columns / weight.dtype().block_size()).saturating_mul(weight.dtype().type_size())
             }
+            Kind::Iq4(weight) => rows * weight.codes.width(),
         }
     }
 
@@ -163,6 +177,10 @@ impl QuantWeight {
                 }
             }
             Kind::Ggml(weight) => format!("gguf {:?}", weight.dtype()).to_lowercase(),
+            Kind::Iq4(weight) => match weight.format {
+                Iq4Format::NonLinear => "gguf iq4_nl".to_owned(),
+                Iq4Format::Super => "gguf iq4_xs".to_owned(),
+            },
         }
     }
 
@@ -215,6 +233,7 @@ impl QuantWeight {
             Kind::Int8(weight) => weight.dequantize(dtype, device),
             Kind::Fp8(weight) => weight.dequantize(dtype, device),
             Kind::Ggml(weight) => weight.dequantize(dtype, device),
+            Kind::Iq4(weight) => weight.dequantize(dtype, device),
         }
     }
 
@@ -233,6 +252,7 @@ impl QuantWeight {
             Kind::Int8(weight) => Box::new(weight.view()?),
             Kind::Fp8(weight) => Box::new(weight.view()?),
             Kind::Ggml(weight) => Box::new(weight.view()?),
+            Kind::Iq4(weight) => Box::new(weight.view()?),
         })
     }
 }

@@ -8,7 +8,7 @@ use candle_core::{
 };
 use half::{bf16, f16};
 
-use super::{Fp8Format, Fp8Scales, QuantMode, QuantWeight, W4a8Scales, decode_w4a8, unpack_w4a4};
+use super::{Fp8Format, Fp8Scales, Iq4Format, QuantMode, QuantWeight, W4a8Scales, decode_w4a8, unpack_w4a4};
 use crate::{
     LinearWeight,
     convrot::{quantize_int8_convrot, take_counters},
@@ -53,6 +53,16 @@ fn ggml(rows: usize, columns: usize, dtype: GgmlDType) -> QuantWeight {
     QuantWeight::ggml(host(&bytes, &[bytes.len()]), dtype, [rows, columns]).unwrap()
 }
 
+/// Blocks of noise with scales about 1/64, every other one negative.
+fn iq4(rows: usize, columns: usize, format: Iq4Format) -> QuantWeight {
+    let mut bytes = codes(rows, columns / format.block() * format.block_bytes());
+    for (i, block) in bytes.chunks_exact_mut(format.block_bytes()).enumerate() {
+        let scale = f16::from_f32((1.0 + i as f32 / 128.0) / 64.0 * if i % 2 == 0 { 1.0 } else { -1.0 });
+        block[..2].copy_from_slice(&scale.to_le_bytes());
+    }
+    QuantWeight::iq4(host(&bytes, &[bytes.len()]), format, [rows, columns]).unwrap()
+}
+
 fn all(rows: usize, columns: usize) -> Vec<QuantWeight> {
     vec![
         int8(rows, columns, None),
@@ -63,6 +73,8 @@ fn all(rows: usize, columns: usize) -> Vec<QuantWeight> {
         ggml(rows, columns, GgmlDType::Q8_0),
         ggml(rows, columns, GgmlDType::Q4K),
         ggml(rows, columns, GgmlDType::Q6K),
+        iq4(rows, columns, Iq4Format::NonLinear),
+        iq4(rows, columns, Iq4Format::Super),
     ]
 }
 
@@ -177,6 +189,28 @@ fn ggml_blocks_are_decoded_as_candle_decodes_them() {
         let want = to_f64(&theirs.dequantize(CPU).unwrap());
         assert_eq!(to_f64(&weight.dequantize(DType::F32, CPU).unwrap()), want, "{dtype:?}");
     }
+}
+
+/// Values by hand: the smallest and the largest code in the first and last place of both halves, scales of both signs.
+#[test]
+fn codes_of_a_table_have_its_values() {
+    let one = f16::ONE.to_le_bytes();
+    let mut nl = [&one[..], &[0x88; 16]].concat();
+    (nl[2], nl[17]) = (0xf0, 0x7e);
+    let weight = QuantWeight::iq4(host(&nl, &[18]), Iq4Format::NonLinear, [1, 32]).unwrap();
+    let mut want = [1.0; 32];
+    (want[0], want[16], want[15], want[31]) = (-127.0, 113.0, 89.0, -10.0);
+    assert_eq!(weight.dequantize(DType::F32, CPU).unwrap().to_vec2::<f32>().unwrap(), [want]);
+
+    // Scales of 6 bits: 63, 0, 32 and, from bits in all places, 38 for the last five; less 32.
+    let low = [0x0f, 0x60, 0x66, 0x66];
+    let high = 0b10_10_10_10_10_10_00_11u16.to_le_bytes();
+    let xs = [&one[..], &high, &low, &[0x88; 128]].concat();
+    let weight = QuantWeight::iq4(host(&xs, &[136]), Iq4Format::Super, [1, 256]).unwrap();
+    let got = weight.dequantize(DType::F32, CPU).unwrap().to_vec2::<f32>().unwrap();
+    let runs: Vec<f32> = got[0].chunks_exact(32).map(|run| run[0]).collect();
+    assert_eq!(runs, [31.0, -32.0, 0.0, 6.0, 6.0, 6.0, 6.0, 6.0]);
+    assert!(got[0].chunks_exact(32).all(|run| run.iter().all(|v| *v == run[0])));
 }
 
 /// Kept as it is stored, a matrix gives what its decoded form gives.
@@ -336,6 +370,13 @@ fn bad_weights_are_errors() {
     assert!(matches!(ggml(0, [0, 32]), Err(Error::Shape { .. })));
     assert!(matches!(ggml(34, [usize::MAX, 32]), Err(Error::HostRange { .. })));
 
+    let iq4 = |len: usize, dims| QuantWeight::iq4(bytes(&[len]), Iq4Format::Super, dims);
+    assert_eq!(iq4(136, [1, 256]).unwrap().stored_bytes(), 136);
+    assert!(matches!(iq4(136, [1, 224]), Err(Error::Argument { .. })));
+    assert!(matches!(iq4(135, [1, 256]), Err(Error::HostRange { .. })));
+    assert!(matches!(iq4(0, [0, 256]), Err(Error::Shape { .. })));
+    assert!(matches!(iq4(136, [usize::MAX, 256]), Err(Error::HostRange { .. })));
+
     let weight = int8(&[4, 4], &[1.0], None).unwrap();
     for (start, len) in [(0, 0), (0, 5), (4, 1), (usize::MAX, 2)] {
         assert!(matches!(weight.rows(start, len), Err(Error::Argument { .. })), "{start} {len}");
@@ -363,6 +404,8 @@ fn formats_have_names() {
             "gguf q8_0",
             "gguf q4k",
             "gguf q6k",
+            "gguf iq4_nl",
+            "gguf iq4_xs",
         ]
     );
 }

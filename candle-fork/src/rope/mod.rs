@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 
 pub use self::{
-    normed::{HeadNorm, heads_of, norm_rope, qk_norm_rope},
+    normed::{HeadNorm, grouped_qk_norm_rope, heads_of, norm_rope, qk_norm_rope},
     reference::Pairing,
 };
 use crate::{

@@ -5,11 +5,11 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use candle_core::{CudaDevice, DType, Tensor, cuda_backend::WrapErr};
+use candle_core::{CudaDevice, DType, cuda_backend::WrapErr};
 
 use super::{
     super::{OP, Problem},
-    Target, aligned,
+    Target, aligned, distinct,
 };
 use crate::{
     cuda::{
@@ -19,7 +19,6 @@ use crate::{
     cudnn::{AttentionSpec, Element, OnDevice, Plan, Refusal, Session, TensorSpec, may_build, time},
     cudnn_policy::{self, Attention, FallbackReason, PlanChoice, count},
     error::{Error, Result, What},
-    layout,
 };
 
 /// Enqueues attention. The inner result says why cuDNN did not serve; nothing has been computed then.
@@ -166,12 +165,6 @@ impl Call {
             .map_err(|error| Refusal::passing(FallbackReason::Failed, format!("a plan was not timed: {error}")))?;
         time(&device.cuda_stream(), choice, limit, || self.execute(device, session, spec, plan, out.address()))
     }
-}
-
-/// The tensor, or a copy if elements of it lie in the same place, which no graph describes.
-fn distinct(tensor: &Tensor) -> Result<Tensor> {
-    let repeated = tensor.dims().iter().zip(tensor.stride()).any(|(&extent, &stride)| extent > 1 && stride == 0);
-    if repeated { layout::contiguous(tensor) } else { Ok(tensor.clone()) }
 }
 
 /// `[B, S, H, D]` in the order of the graph, `[B, H, S, D]`. `None` for more than 64 bits.

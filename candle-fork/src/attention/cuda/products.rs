@@ -72,7 +72,7 @@ pub(super) fn run(device: &CudaDevice, problem: &Problem<'_>, target: Target) ->
             // memory of the size of the largest tile.
             unsafe { multiply(device, &query_scores) }?;
 
-            let causal = u64::from(mask == AttentionMask::Causal);
+            let causal = u64::from(mask != AttentionMask::Full);
             let params = Params {
                 scores,
                 weights,

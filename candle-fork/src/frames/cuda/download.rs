@@ -1,10 +1,12 @@
 //! Page-locked memory that frames are copied to without the host waiting.
 
+use std::sync::Arc;
+
 use candle_core::{
     Storage, Tensor,
     cuda_backend::{
         CudaStorageSlice, WrapErr,
-        cudarc::driver::{CudaEvent, PinnedHostSlice},
+        cudarc::driver::{CudaEvent, CudaStream, CudaView, DeviceRepr, PinnedHostSlice, ValidAsZeroBits},
     },
 };
 
@@ -50,12 +52,12 @@ impl Buffers {
             let (storage, _) = pixels.storage_and_layout();
             let Storage::Cuda(storage) = &*storage else { return Err(unexpected()) };
             let CudaStorageSlice::U8(bytes) = &storage.slice else { return Err(unexpected()) };
-            stream.memcpy_dtoh(&bytes.slice(..pixel_count), &mut buffers.pixels).w().what(OP)?;
+            copy(&stream, &bytes.slice(..pixel_count), &mut buffers.pixels)?;
         }
         let (storage, _) = flags.storage_and_layout();
         let Storage::Cuda(storage) = &*storage else { return Err(unexpected()) };
         let CudaStorageSlice::U32(words) = &storage.slice else { return Err(unexpected()) };
-        stream.memcpy_dtoh(&words.slice(..flag_count), &mut buffers.flags).w().what(OP)?;
+        copy(&stream, &words.slice(..flag_count), &mut buffers.flags)?;
         buffers.done.record(&stream).w().what(OP)?;
         Ok(buffers)
     }
@@ -68,6 +70,19 @@ impl Buffers {
         let pixels = self.pixels.as_slice().w().what(OP)?;
         Ok((pixels.get(..count).unwrap_or(pixels).to_vec(), finite))
     }
+}
+
+/// Enqueues the copy of a slice to the beginning of a buffer that is no shorter. The driver's copy is as long as its
+/// destination, so that is cut.
+fn copy<T: DeviceRepr + ValidAsZeroBits>(
+    stream: &Arc<CudaStream>,
+    from: &CudaView<'_, T>,
+    to: &mut PinnedHostSlice<T>,
+) -> Result<()> {
+    let to = to.as_mut_slice().w().what(OP)?;
+    let to =
+        to.get_mut(..from.len()).ok_or_else(|| Error::Argument { op: OP, what: "a buffer is too short".to_owned() })?;
+    stream.memcpy_dtoh(from, to).w().what(OP)
 }
 
 impl Drop for Buffers {

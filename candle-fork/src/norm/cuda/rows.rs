@@ -111,29 +111,52 @@ pub(in crate::norm) fn gate_residual_modulate(
 ) -> Result<(Tensor, Tensor)> {
     const OP: &str = "gate_residual_modulate";
     let call = Call { op: OP, kernel: "gated_norm", device: device_of(OP, x)?, dtype: x.dtype() };
-    let affine = modulation(x, shift, scale);
-    let ((x, x_rows), (y, y_rows)) = (rows_of(OP, "x", x)?, rows_of(OP, "y", y)?);
     let gate = Operand::new(OP, &contiguous(gate)?)?;
-    let dims = x.tensor().dims().to_vec();
-    let output = || Output::new(OP, call.device, call.dtype, dims.iter().product());
-    let (sum, out) = (output()?, output()?);
-    if !out.is_empty() {
-        let params = Params {
-            x: x.address(),
-            y: y.address(),
-            gate: gate.address(),
-            sum: sum.address(),
-            x_rows,
-            y_rows,
-            gate_type: element_type(OP, "gate", gate.tensor().dtype())?,
-            ..call.params(&dims, eps)
-        };
-        call.norm(&affine, &out, params)?;
-    }
-    Ok((sum.into_tensor(OP, dims.as_slice())?, out.into_tensor(OP, dims)?))
+    call.sum_and_norm([x, y], Some(&gate), &modulation(x, shift, scale), eps)
+}
+
+pub(in crate::norm) fn residual_rms_norm(
+    x: &Tensor,
+    y: &Tensor,
+    weight: &Tensor,
+    eps: f64,
+) -> Result<(Tensor, Tensor)> {
+    const OP: &str = "residual_rms_norm";
+    let call = Call { op: OP, kernel: "added_norm", device: device_of(OP, x)?, dtype: x.dtype() };
+    call.sum_and_norm([x, y], None, &Affine { scale: Some(weight), shift: None, one: 0.0, rows_per_batch: None }, eps)
 }
 
 impl Call<'_> {
+    /// `x + gate * y`, or `x + y` without a gate, and its norm.
+    fn sum_and_norm(
+        &self,
+        [x, y]: [&Tensor; 2],
+        gate: Option<&Operand>,
+        affine: &Affine<'_>,
+        eps: f64,
+    ) -> Result<(Tensor, Tensor)> {
+        let op = self.op;
+        let ((x, x_rows), (y, y_rows)) = (rows_of(op, "x", x)?, rows_of(op, "y", y)?);
+        let dims = x.tensor().dims().to_vec();
+        let output = || Output::new(op, self.device, self.dtype, dims.iter().product());
+        let (sum, out) = (output()?, output()?);
+        if !out.is_empty() {
+            let gate_type = gate.map(|gate| element_type(op, "gate", gate.tensor().dtype())).transpose()?;
+            let params = Params {
+                x: x.address(),
+                y: y.address(),
+                gate: gate.map_or(0, Operand::address),
+                sum: sum.address(),
+                x_rows,
+                y_rows,
+                gate_type: gate_type.unwrap_or(0),
+                ..self.params(&dims, eps)
+            };
+            self.norm(affine, &out, params)?;
+        }
+        Ok((sum.into_tensor(op, dims.as_slice())?, out.into_tensor(op, dims)?))
+    }
+
     /// The parameters that depend on nothing but the shape of the result.
     fn params(&self, dims: &[usize], eps: f64) -> Params {
         let width = dims.last().copied().unwrap_or(1);

@@ -13,7 +13,7 @@ use crate::{
 struct NormRope<'a, T, const INTERLEAVED: bool> {
     x: &'a [T],
     rows: Rows<'a>,
-    /// For each run of tokens, those of each [`Problem::heads`] heads.
+    /// For each run of tokens that of the first [`Problem::heads`] heads, and that of the others if there are any.
     weights: &'a [Vec<f32>],
     /// One past the last token of each run.
     ends: &'a [usize],
@@ -32,7 +32,8 @@ impl<T: Element, const INTERLEAVED: bool> RowKernel<T> for NormRope<'_, T, INTER
         let n = out.len() / 2;
         let (token, head) = (index / self.all_heads % self.tokens, index % self.all_heads);
         let run = self.ends.iter().filter(|&&end| end <= token).count();
-        let weight = &self.weights[run * (self.all_heads / self.heads) + head / self.heads];
+        let groups = 1 + usize::from(self.heads < self.all_heads);
+        let weight = &self.weights[run * groups + usize::from(head >= self.heads)];
         let inverse = (1.0 / (sum_of_squares(x) / x.len() as f64 + self.eps).sqrt()) as f32;
         let normed = |i: usize| x[i].widen() * inverse * weight[i];
         let (cos, sin) = (&self.cos[token * n..][..n], &self.sin[token * n..][..n]);

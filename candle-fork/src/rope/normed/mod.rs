@@ -72,43 +72,86 @@ pub fn qk_norm_rope(
     sin: &Tensor,
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
-    const OP: &str = "qk_norm_rope";
-    check(OP, &[("projected", projected), ("cos", cos), ("sin", sin)])?;
-    let (Some(&HeadNorm { query: first, .. }), true) = (norms.first(), heads > 0) else {
-        return Err(Error::Argument { op: OP, what: "there is no run of tokens, or no head".into() });
+    queries_and_keys("qk_norm_rope", projected, [heads, heads], norms, cos, sin, eps, Pairing::Interleaved)
+}
+
+/// [`qk_norm_rope`] where several query heads share a key head, with pairs as `pairing` says.
+///
+/// **Shapes**: columns `0..H D` of projected are the queries, `H D..(H + Hkv) D` the keys; results q `[B, S, H, D]` and k
+/// `[B, S, Hkv, D]`, parts of one buffer `[B, S, H + Hkv, D]`. Everything else as [`qk_norm_rope`].
+///
+/// # Errors
+/// As [`qk_norm_rope`].
+///
+/// # Example
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_fork::rope::{HeadNorm, Pairing, grouped_qk_norm_rope};
+/// // One token, two query heads and one key head of two components; nothing is rotated.
+/// let projected = Tensor::new(&[[[3f32, 3.0, -5.0, 5.0, 2.0, 2.0]]], &Device::Cpu)?;
+/// let one = Tensor::ones(2, DType::F32, &Device::Cpu)?;
+/// let (cos, sin) = (Tensor::ones((1, 1), DType::F32, &Device::Cpu)?, Tensor::zeros((1, 1), DType::F32, &Device::Cpu)?);
+/// let norms = [HeadNorm { tokens: 1, query: &one, key: &(&one * 7.0)? }];
+/// let (q, k) = grouped_qk_norm_rope(&projected, [2, 1], &norms, &cos, &sin, 0.0, Pairing::Half)?;
+/// assert_eq!(q.flatten_all()?.to_vec1::<f32>()?, [1.0, 1.0, -1.0, 1.0]);
+/// assert_eq!(k.flatten_all()?.to_vec1::<f32>()?, [7.0, 7.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn grouped_qk_norm_rope(
+    projected: &Tensor,
+    heads: [usize; 2],
+    norms: &[HeadNorm<'_>],
+    cos: &Tensor,
+    sin: &Tensor,
+    eps: f64,
+    pairing: Pairing,
+) -> Result<(Tensor, Tensor)> {
+    queries_and_keys("grouped_qk_norm_rope", projected, heads, norms, cos, sin, eps, pairing)
+}
+
+#[expect(clippy::too_many_arguments, reason = "those of the two ops, and which of them it is")]
+fn queries_and_keys(
+    op: &'static str,
+    projected: &Tensor,
+    [heads, kv_heads]: [usize; 2],
+    norms: &[HeadNorm<'_>],
+    cos: &Tensor,
+    sin: &Tensor,
+    eps: f64,
+    pairing: Pairing,
+) -> Result<(Tensor, Tensor)> {
+    check(op, &[("projected", projected), ("cos", cos), ("sin", sin)])?;
+    let (Some(&HeadNorm { query: first, .. }), true) = (norms.first(), heads > 0 && kv_heads > 0) else {
+        return Err(Error::Argument { op, what: "there is no run of tokens, or no head".into() });
     };
     let &[width] = first.dims() else {
-        return Err(shape_error(OP, "query", first, "[D]"));
+        return Err(shape_error(op, "query", first, "[D]"));
     };
     let &[batch, tokens, columns] = projected.dims() else {
-        return Err(shape_error(OP, "projected", projected, "[B, S, W]"));
+        return Err(shape_error(op, "projected", projected, "[B, S, W]"));
     };
-    if heads.checked_mul(width).and_then(|n| n.checked_mul(2)).is_none_or(|n| n > columns) {
-        return Err(shape_error(
-            OP,
-            "projected",
-            projected,
-            format!("[B, S, W] with W of at least 2 x {heads} x {width}"),
-        ));
+    let all_heads = heads.saturating_add(kv_heads);
+    if all_heads.checked_mul(width).is_none_or(|n| n > columns) {
+        let expected = format!("[B, S, W] with W of at least ({heads} + {kv_heads}) x {width}");
+        return Err(shape_error(op, "projected", projected, expected));
     }
     let given = norms.iter().fold(0usize, |n, run| n.saturating_add(run.tokens));
     if given != tokens {
-        return Err(Error::Argument { op: OP, what: format!("runs of {given} tokens in all for {tokens} tokens") });
+        return Err(Error::Argument { op, what: format!("runs of {given} tokens in all for {tokens} tokens") });
     }
     let x = packed_rows(projected)?;
     let &[every_item, every_token, _] = x.stride() else {
-        return Err(shape_error(OP, "projected", projected, "[B, S, W]"));
+        return Err(shape_error(op, "projected", projected, "[B, S, W]"));
     };
     let layout = Layout::new(
-        Shape::from((batch, tokens, 2 * heads, width)),
+        Shape::from((batch, tokens, all_heads, width)),
         vec![every_item, every_token, width, 1],
         x.layout().start_offset(),
     );
     let runs = norms.iter().map(|run| Run { tokens: run.tokens, weights: vec![run.query, run.key] }).collect();
-    let problem = Problem { op: OP, x: &x, layout, heads, runs, cos, sin, eps, pairing: Pairing::Interleaved };
-    let both = problem.run()?.reshape((batch, tokens, 2, heads, width)).what(OP)?;
-    let part = |i| both.narrow(2, i, 1).and_then(|part| part.squeeze(2)).what(OP);
-    Ok((part(0)?, part(1)?))
+    let both = Problem { op, x: &x, layout, heads, runs, cos, sin, eps, pairing }.run()?;
+    let part = |start, count| both.narrow(2, start, count).what(op);
+    Ok((part(0, heads)?, part(heads, kv_heads)?))
 }
 
 /// Heads normed and rotated in one pass.
@@ -183,7 +226,7 @@ pub fn heads_of(x: &Tensor, start: usize, heads: usize, width: usize) -> Result<
     view.what(OP)
 }
 
-/// A run of tokens with the weights of its heads: one for each [`Problem::heads`] of them.
+/// A run of tokens with the weights of its heads: of the first [`Problem::heads`], and of the others if there are any.
 struct Run<'a> {
     tokens: usize,
     weights: Vec<&'a Tensor>,
@@ -196,7 +239,7 @@ struct Problem<'a> {
     x: &'a Tensor,
     /// Where they lie in x's storage: `[B, S, G, D]` with a packed last axis.
     layout: Layout,
-    /// Heads that share a weight; divides G.
+    /// Heads that have the first weight of their run, from the first on; at most G.
     heads: usize,
     runs: Vec<Run<'a>>,
     cos: &'a Tensor,
@@ -250,8 +293,9 @@ impl Problem<'_> {
         let [_, tokens, heads, width] = self.dims();
         // x itself, or columns of it.
         let x = if self.x.rank() == 4 { self.x.clone() } else { heads_of(self.x, 0, heads, width)? };
-        let groups = (0..heads / self.heads.max(1)).map(|group| {
-            let part = x.narrow(2, group * self.heads, self.heads).what(op)?;
+        let parts = [(0, self.heads), (self.heads, heads - self.heads)];
+        let groups = parts.into_iter().filter(|part| part.1 > 0).enumerate().map(|(group, (start, count))| {
+            let part = x.narrow(2, start, count).what(op)?;
             let mut first = 0;
             let normed = self.runs.iter().map(|run| {
                 let rows = part.narrow(1, first, run.tokens).what(op)?;

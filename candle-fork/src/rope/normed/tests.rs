@@ -78,6 +78,31 @@ fn fused_is_the_composition_in_single_precision() {
     assert_eq!(to_f64(&half), to_f64(&want));
 }
 
+/// Several query heads to a key head: each part with its own weight.
+#[test]
+fn grouped_queries_and_keys_are_the_composition() {
+    let (b, s, h, kv, d) = (2, 5, 6, 2, 8);
+    let projected = tensor(&[b, s, (h + 2 * kv) * d], DType::F32, Data::Normal, 1);
+    let [query, key] = [2, 3].map(|seed| tensor(&[d], DType::F32, Data::Normal, seed));
+    let (cos, sin) = tables(s, d / 2);
+    let norms = [HeadNorm { tokens: s, query: &query, key: &key }];
+    for pairing in [Pairing::Half, Pairing::Interleaved] {
+        let alone = |start, heads, weight| {
+            let heads = heads_of(&projected, start, heads, d).unwrap();
+            norm_rope(&heads, weight, &cos, &sin, EPS, pairing).unwrap()
+        };
+        for x in views(&projected) {
+            let (q, k) = grouped_qk_norm_rope(&x, [h, kv], &norms, &cos, &sin, EPS, pairing).unwrap();
+            assert_eq!((q.dims(), k.dims()), (&[b, s, h, d][..], &[b, s, kv, d][..]));
+            assert_eq!(to_f64(&q), to_f64(&alone(0, h, &query)), "{pairing:?}");
+            assert_eq!(to_f64(&k), to_f64(&alone(h * d, kv, &key)), "{pairing:?}");
+        }
+    }
+    for heads in [[6, 0], [0, 2], [6, 5], [usize::MAX, 1]] {
+        assert!(grouped_qk_norm_rope(&projected, heads, &norms, &cos, &sin, EPS, Pairing::Half).is_err(), "{heads:?}");
+    }
+}
+
 /// What devices without a kernel run.
 #[test]
 fn compositions_agree() {
@@ -85,13 +110,14 @@ fn compositions_agree() {
     let projected = tensor(&[b, s, 2 * h * d], DType::F32, Data::Normal, 1);
     let weight = tensor(&[d], DType::F32, Data::Normal, 2);
     let (cos, sin) = tables(s, d / 2);
-    let run = || Run { tokens: s / 2, weights: vec![&weight, &weight] };
+    let other = tensor(&[d], DType::F32, Data::Normal, 3);
+    let run = || Run { tokens: s / 2, weights: vec![&weight, &other] };
     let x = projected.reshape((b, s, 2 * h, d)).unwrap();
-    let problem = |x| Problem {
+    let problem = |x, heads| Problem {
         op: "test",
         x,
         layout: Layout::contiguous((b, s, 2 * h, d)),
-        heads: h,
+        heads,
         runs: vec![run(), run()],
         cos: &cos,
         sin: &sin,
@@ -99,7 +125,9 @@ fn compositions_agree() {
         pairing: Pairing::Interleaved,
     };
     for x in [&projected, &x] {
-        assert_eq!(to_f64(&problem(x).run().unwrap()), to_f64(&problem(x).composed().unwrap()));
+        for heads in [h, 2 * h - 1] {
+            assert_eq!(to_f64(&problem(x, heads).run().unwrap()), to_f64(&problem(x, heads).composed().unwrap()));
+        }
     }
 }
 

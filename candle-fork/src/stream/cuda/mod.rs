@@ -1,12 +1,14 @@
 //! Streams, page-locked memory and graphs of the driver.
 
 mod replay;
+mod staging;
 mod upload;
 
 use candle_core::Device;
 
 pub(super) use self::{
     replay::Graph,
+    staging::Blocks,
     upload::{Flight, Pinned, Side},
 };
 use crate::error::{Result, What};
