@@ -39,6 +39,9 @@ pub struct ExecutionIdentity {
     /// Hash of the weights, in the form that its maker chose.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<String>,
+    /// How quantised weights were used, if that was asked for: `decoded`, `stored`, `int8`. Absent for the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quant: Option<String>,
     /// Convolution backend: `cudnn`. Absent for the default, im2col.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conv: Option<String>,
@@ -61,6 +64,7 @@ impl ExecutionIdentity {
             device: diagnosis::device_class(device),
             dtype: dtype.as_str().to_owned(),
             weights: None,
+            quant: None,
             conv: conv.then(|| ConvPolicy::CudnnAuto.to_string()),
             cudnn: if conv || attention { diagnosis::cudnn_version() } else { None },
             attention: attention.then(|| AttentionPolicy::FusedAuto.to_string()),
@@ -71,6 +75,12 @@ impl ExecutionIdentity {
     #[must_use]
     pub fn with_weights(self, hash: impl Into<String>) -> Self {
         Self { weights: Some(hash.into()), ..self }
+    }
+
+    /// The same with the use of quantised weights that was asked for, if any.
+    #[must_use]
+    pub fn with_quant(self, quant: Option<String>) -> Self {
+        Self { quant, ..self }
     }
 }
 
@@ -108,10 +118,13 @@ mod tests {
             device: "cuda-9.0".into(),
             conv: Some("cudnn".into()),
             cudnn: Some("9.19.0".into()),
-            ..identity().with_weights("abc")
+            ..identity().with_weights("abc").with_quant(Some("int8".into()))
         };
         let json = serde_json::to_string(&fast).unwrap();
-        assert!(json.ends_with(r#""dtype":"bf16","weights":"abc","conv":"cudnn","cudnn":"9.19.0"}"#), "{json}");
+        assert!(
+            json.ends_with(r#""dtype":"bf16","weights":"abc","quant":"int8","conv":"cudnn","cudnn":"9.19.0"}"#),
+            "{json}"
+        );
         assert_eq!(serde_json::from_str::<ExecutionIdentity>(&json).unwrap(), fast);
     }
 
