@@ -11,7 +11,7 @@ use crate::{
     streaming::BlockLayout,
     text_encoder::{highest, layer_expected},
     transformer::{DoubleBlock, Flux2Transformer, SingleBlock, StreamedBlocks, Widths},
-    vae::Flux2Vae,
+    vae::{Bands, Flux2Vae},
 };
 
 /// What the driver and the libraries take beside tensors: context, kernels, workspaces of products and convolutions.
@@ -73,6 +73,8 @@ pub struct MemoryPlan {
     pub streamed_blocks: StreamedBlocks,
     /// VAE.
     pub vae: Stage,
+    /// Whether it decodes in bands.
+    pub vae_in_bands: bool,
     /// Whether the text encoder stays while the transformer works.
     pub keeps_text_encoder: bool,
     /// Whether the transformer stays while the VAE works.
@@ -88,7 +90,7 @@ impl MemoryPlan {
         let limit = max_vram.unwrap_or(u64::MAX);
         let text = TextCosts::new(shapes);
         let blocks = BlockCosts::new(shapes);
-        let vae = vae_stage(shapes);
+        let (vae, banded) = (vae_stage(shapes, false), vae_stage(shapes, true));
         let fits = |bytes: u64| bytes.saturating_add(OVERHEAD) <= limit;
         // The VAE is small and stays once it is there.
         let beside_vae = |bytes: u64| fits(bytes.saturating_add(vae.weights));
@@ -112,17 +114,22 @@ impl MemoryPlan {
             let least = candidates.last().map_or(whole, |&all| blocks.stage(all));
             return Err(too_small("the transformer", least, limit, "a smaller picture takes less"));
         };
-        if !fits(vae.total()) {
-            return Err(too_small("the vae", vae, limit, "a smaller picture takes less"));
-        }
         let transformer = blocks.stage(streamed_blocks);
-        let keeps_transformer = fits(vae.total().saturating_add(transformer.weights).saturating_add(kept));
+        let beside = transformer.weights.saturating_add(kept);
+        // Bands take a little longer than the whole; to load the transformer again takes much longer.
+        let ways = [(beside, vae, false), (beside, banded, true), (0, vae, false), (0, banded, true)];
+        let found = ways.into_iter().find(|(beside, vae, _)| fits(vae.total().saturating_add(*beside)));
+        let Some((beside, vae, vae_in_bands)) = found else {
+            return Err(too_small("the vae", banded, limit, "a smaller picture takes less"));
+        };
+        let keeps_transformer = beside > 0;
         Ok(Self {
             text_encoder: text.stage(streamed_layers),
             streamed_layers,
             transformer,
             streamed_blocks,
             vae,
+            vae_in_bands,
             keeps_text_encoder: keeps_text_encoder && keeps_transformer,
             keeps_transformer,
         })
@@ -152,7 +159,7 @@ impl fmt::Display for MemoryPlan {
         let StreamedBlocks { double, single } = self.streamed_blocks;
         stage(f, "text encoder", self.text_encoder, of(self.streamed_layers, "layers"))?;
         stage(f, "transformer", self.transformer, of(double + single, "blocks"))?;
-        stage(f, "vae", self.vae, String::new())?;
+        stage(f, "vae", self.vae, if self.vae_in_bands { " (in bands)".to_owned() } else { String::new() })?;
         let kept = match (self.keeps_text_encoder, self.keeps_transformer) {
             (true, _) => "all stay",
             (false, true) => "the text encoder makes room",
@@ -256,20 +263,25 @@ impl BlockCosts {
     }
 }
 
-fn vae_stage(shapes: &Shapes<'_>) -> Stage {
+fn vae_stage(shapes: &Shapes<'_>, in_bands: bool) -> Stage {
     let (config, dtype) = (shapes.vae, shapes.dtype);
     let elements = Flux2Vae::expected(config).iter().map(|t| t.shape.iter().product::<usize>()).sum();
     let widths = config.decoder_block_out_channels();
     let pixels = shapes.height * shapes.width;
     // A residual block holds its input, the normed input and what becomes of it; the first of a level has the width of the
     // level before, which is doubled in place of them: as wide twice over and a quarter.
+    // In bands that first block holds its smaller input beside two tensors of its own width, or beside its input as a whole.
     let hungriest = widths.iter().enumerate().map(|(level, &own)| {
-        let before = widths.get(level + 1).copied().unwrap_or(own);
-        let (own, before) = (own.max(8), before.max(8));
-        let block = 2 * before + own + own.max(before) / 4;
+        let coarser = widths.get(level + 1).copied();
+        let (own, before) = (own.max(8), coarser.unwrap_or(own).max(8));
+        let block = match coarser {
+            Some(_) if in_bands => before / 4 + before.max(2 * own),
+            _ => 2 * before + own + own.max(before) / 4,
+        };
         (block * pixels) >> (2 * level)
     });
-    let activations = bytes(hungriest.max().unwrap_or(0), dtype) + SCRATCH;
+    let bands = if in_bands { (Bands::TENSORS * Bands::BYTES) as u64 } else { 0 };
+    let activations = bytes(hungriest.max().unwrap_or(0), dtype) + SCRATCH + bands;
     Stage { weights: bytes(elements, dtype), activations }
 }
 
@@ -333,6 +345,19 @@ mod tests {
         assert!(matches!(error, Error::Memory { needed, .. } if needed > 1 << 30), "{error}");
         let large = klein(4096, |shapes| MemoryPlan::new(shapes, Residency::Release, Some(8 << 30))).unwrap_err();
         assert!(large.to_string().contains("a smaller picture"), "{large}");
+    }
+
+    /// Bands of a picture of 4096x4096 fit a card of 16 GB, and where they let the transformer stay they are taken.
+    #[test]
+    fn large_pictures_are_decoded_in_bands() {
+        let plan = |side, gb: u64| klein(side, |s| MemoryPlan::new(s, Residency::Release, Some(gb * 1_000_000_000)));
+        let large = plan(4096, 16).unwrap();
+        assert!(large.vae_in_bands && !large.keeps_transformer && large.vae.total() < 12_000_000_000, "{large}");
+        assert!(large.to_string().contains("in bands"), "{large}");
+        let middling = plan(2048, 12).unwrap();
+        assert!(middling.vae_in_bands && middling.keeps_transformer, "{middling}");
+        let roomy = plan(2048, 24).unwrap();
+        assert!(!roomy.vae_in_bands && roomy.vae.total() > 2 * middling.vae.total() - (1 << 30), "{roomy}");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! either the device computes or the host delivers. Results do not depend on where a block lies.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -133,10 +133,39 @@ impl Parts for SlotParts<'_> {
     }
 }
 
+/// Host blocks of a model that is dropped and loaded again: to copy them into page-locked memory takes many times as long as
+/// to upload them, so those that are needed again stay.
+#[derive(Debug, Default)]
+pub(crate) struct HostBlocks {
+    /// By prefix and elements.
+    kept: Mutex<HashMap<(String, usize), Arc<HostBlock>>>,
+}
+
+impl HostBlocks {
+    /// The block, if it is kept; else what `make` gives.
+    fn get(&self, prefix: &str, elements: usize, make: impl FnOnce() -> Result<HostBlock>) -> Result<Arc<HostBlock>> {
+        // A panic while the lock is held cannot leave the map half-made, so a poisoned lock is still good.
+        let kept = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (prefix.to_owned(), elements);
+        if let Some(block) = kept().get(&key) {
+            return Ok(block.clone());
+        }
+        let block = Arc::new(make()?);
+        kept().insert(key, block.clone());
+        Ok(block)
+    }
+
+    /// Lets go of all blocks but those that are in use.
+    pub(crate) fn prune(&self) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|_, block| Arc::strong_count(block) > 1);
+    }
+}
+
 /// Host blocks of a model in the order in which a pass uses them, and the slots that they visit.
 #[derive(Debug)]
 pub(crate) struct Streamer {
-    host: Vec<HostBlock>,
+    host: Vec<Arc<HostBlock>>,
     slots: [Tensor; SLOTS],
     state: Mutex<State>,
 }
@@ -168,10 +197,17 @@ impl Streamer {
         Ok([at(0)?, at(1)?])
     }
 
-    /// Adds the next block of a pass from a loader for the CPU.
-    pub(crate) fn push(&mut self, loader: &mut Loader, prefix: &str, layout: &BlockLayout) -> Result<()> {
+    /// Adds the next block of a pass: one of `kept`, or from a loader for the CPU.
+    pub(crate) fn push(
+        &mut self,
+        kept: &HostBlocks,
+        loader: &mut Loader,
+        prefix: &str,
+        layout: &BlockLayout,
+    ) -> Result<()> {
         let [slot, _] = &self.slots;
-        self.host.push(layout.gather(loader, prefix, slot.elem_count(), slot.device())?);
+        let elements = slot.elem_count();
+        self.host.push(kept.get(prefix, elements, || layout.gather(loader, prefix, elements, slot.device()))?);
         Ok(())
     }
 
@@ -301,6 +337,30 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn host_blocks_are_made_once_and_kept_while_they_are_used() {
+        let kept = HostBlocks::default();
+        let made = std::cell::Cell::new(0);
+        let get = |prefix: &str, elements: usize| {
+            let make = || {
+                made.set(made.get() + 1);
+                let zeros = Tensor::zeros(elements, DType::F32, &Device::Cpu).what("test")?;
+                Ok(HostBlock::new(&zeros, &Device::Cpu)?)
+            };
+            kept.get(prefix, elements, make).unwrap()
+        };
+        let a = get("a", 4);
+        assert!(Arc::ptr_eq(&a, &get("a", 4)));
+        get("a", 5);
+        get("b", 4);
+        assert_eq!(made.get(), 3);
+        kept.prune();
+        assert!(Arc::ptr_eq(&a, &get("a", 4)));
+        assert_eq!(made.get(), 3);
+        get("b", 4);
+        assert_eq!(made.get(), 4);
     }
 
     #[test]

@@ -7,15 +7,15 @@ use image::codecs::jpeg::JpegEncoder;
 use image::codecs::webp::WebPEncoder;
 use image::{ExtendedColorType, ImageEncoder};
 
-use crate::{Error, ImageFormat, Result, Rgb8};
+use crate::{Error, ImageFormat, Result, Rgb8, png_pixels};
 
 /// High enough that blocks do not show; the file is about a third of the PNG.
 const JPEG_QUALITY: u8 = 95;
 
 /// The file of a picture, in memory.
 ///
-/// - **PNG**: 8-bit RGB, with each of `text` (keyword, text) as an uncompressed iTXt chunk before the pixels, so any
-///   Unicode text survives. A NUL, which iTXt forbids, is stored as U+2400 (symbol for null).
+/// - **PNG**: 8-bit RGB, compressed by all threads, with each of `text` (keyword, text) as an uncompressed iTXt chunk before
+///   the pixels, so any Unicode text survives. A NUL, which iTXt forbids, is stored as U+2400 (symbol for null).
 /// - **JPEG**: baseline, quality 95, chroma not subsampled (4:4:4). `text` is not stored.
 /// - **WebP**: lossless. `text` is not stored.
 ///
@@ -59,14 +59,14 @@ fn encode_png(picture: &Rgb8, (width, height): (u32, u32), text: &[(String, Stri
     let mut encoder = png::Encoder::new(&mut bytes, width, height);
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
-    // A picture may be computed in less time than the smallest file takes to find.
-    encoder.set_compression(png::Compression::Fast);
     for (keyword, text) in text {
         check_keyword(keyword)?;
         encoder.add_itxt_chunk(keyword.clone(), without_nul(text).into_owned()).map_err(failed)?;
     }
     let mut writer = encoder.write_header().map_err(failed)?;
-    writer.write_image_data(picture.pixels()).map_err(failed)?;
+    for piece in png_pixels::compress(picture.pixels(), picture.width()) {
+        writer.write_chunk(png::chunk::IDAT, &piece).map_err(failed)?;
+    }
     writer.finish().map_err(failed)?;
     Ok(bytes)
 }

@@ -32,6 +32,7 @@ mod encode;
 mod error;
 mod format;
 mod output;
+mod png_pixels;
 mod png_text;
 mod rgb8;
 pub mod video;

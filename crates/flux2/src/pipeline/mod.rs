@@ -11,7 +11,11 @@ mod tests;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
-use candle_fork::{What, memory::give_back};
+use candle_fork::{
+    What,
+    frames::{Downloads, HostFrames},
+    memory::give_back,
+};
 use policy::{Backends, Event, Observer, Silent};
 use weights::{ModelFolder, TensorSource};
 
@@ -27,10 +31,11 @@ use crate::{
     layouts,
     memory::{MemoryPlan, Shapes},
     options::{LoadOptions, Residency},
+    streaming::HostBlocks,
     text_encoder::{self, Qwen3Encoder},
     tokenizer::PromptTokenizer,
     transformer::Flux2Transformer,
-    vae::{self, Flux2Vae},
+    vae::{self, Bands, Flux2Vae},
 };
 
 /// Where the tensors of a component come from: `text_encoder`, `transformer` or `vae`.
@@ -66,6 +71,11 @@ pub struct Flux2Pipeline {
     text_encoder: Component<Qwen3Encoder>,
     transformer: Component<Flux2Transformer>,
     vae: Component<Flux2Vae>,
+    /// Streamed blocks of components that make room for one another.
+    text_blocks: HostBlocks,
+    transformer_blocks: HostBlocks,
+    /// Memory in which pictures arrive.
+    downloads: Mutex<Downloads>,
     kept_prompts: Mutex<Vec<(String, PromptEmbeds)>>,
 }
 
@@ -102,9 +112,7 @@ impl Flux2Pipeline {
     /// # Errors
     /// As [`Self::load`]; [`Error::Architecture`] for a GGUF file of another language model.
     pub fn load_with(folder: &ModelFolder, components: Components, options: &LoadOptions) -> Result<Self> {
-        let tensors = folder.clone();
-        let sources = move |component: &str| components.get(component).map_or_else(|| tensors.tensors(component), Ok);
-        Self::load_from(folder, Arc::new(sources), options)
+        Self::load_from(folder, components.sources(folder), options)
     }
 
     /// [`Self::load`] with tensors from elsewhere than the folder. `sources` is asked again when a component that was
@@ -143,6 +151,9 @@ impl Flux2Pipeline {
             text_encoder: Component::default(),
             transformer: Component::default(),
             vae: Component::default(),
+            text_blocks: HostBlocks::default(),
+            transformer_blocks: HostBlocks::default(),
+            downloads: Mutex::default(),
             kept_prompts: Mutex::default(),
         };
         if pipeline.all_stay {
@@ -199,7 +210,10 @@ impl Flux2Pipeline {
             || {
                 let source = (self.sources)("text_encoder")?;
                 let out_layers = &defaults.text_encoder_out_layers;
-                Qwen3Encoder::load_streamed(config, out_layers, source, &self.options, streamed)
+                let kept = &self.text_blocks;
+                let loaded = Qwen3Encoder::load_again(config, out_layers, source, &self.options, streamed, kept);
+                kept.prune();
+                loaded
             },
         )
     }
@@ -214,7 +228,12 @@ impl Flux2Pipeline {
             has.single >= streamed.single && has.double >= streamed.double
         };
         let config = &self.description.transformer;
-        let load = || Flux2Transformer::load_streamed(config, (self.sources)("transformer")?, &self.options, streamed);
+        let load = || {
+            let (source, kept) = ((self.sources)("transformer")?, &self.transformer_blocks);
+            let loaded = Flux2Transformer::load_again(config, source, &self.options, streamed, kept);
+            kept.prune();
+            loaded
+        };
         self.transformer.get(serves, load)
     }
 
@@ -356,7 +375,8 @@ impl Flux2Pipeline {
     pub fn decode(&self, latents: &Tensor, observer: &dyn Observer) -> Result<Tensor> {
         let _policy = self.backends.enter();
         observer.notify(Event::Stage { name: "vae decode" })?;
-        let decoded = self.decoder(latents)?.decode(latents, observer)?;
+        let (vae, bands) = self.decoder(latents)?;
+        let decoded = vae.decode_in(bands, latents, observer)?;
         if !is_finite(&decoded)? {
             return Err(Error::NonFinite { what: "the decoded picture" });
         }
@@ -373,16 +393,22 @@ impl Flux2Pipeline {
     pub fn decode_rgb8(&self, latents: &Tensor, observer: &dyn Observer) -> Result<Vec<u8>> {
         let _policy = self.backends.enter();
         observer.notify(Event::Stage { name: "vae decode" })?;
-        let decoded = self.decoder(latents)?.decode_rgb8(latents, observer)?;
-        let pixels = decoded.pixels().flatten_all().and_then(|pixels| pixels.to_vec1::<u8>()).what("picture")?;
-        if decoded.all_finite()? { Ok(pixels) } else { Err(Error::NonFinite { what: "the decoded picture" }) }
+        let (vae, bands) = self.decoder(latents)?;
+        let decoded = vae.decode_rgb8_in(bands, latents, observer)?;
+        // A panic while the lock is held leaves at worst memory that is made anew, so a poisoned lock is still good.
+        let mut downloads = self.downloads.lock().unwrap_or_else(PoisonError::into_inner);
+        let HostFrames { pixels, all_finite, .. } = downloads.fetch(decoded)?;
+        if all_finite { Ok(pixels) } else { Err(Error::NonFinite { what: "the decoded picture" }) }
     }
 
-    /// The VAE for latents of this size.
-    fn decoder(&self, latents: &Tensor) -> Result<Arc<Flux2Vae>> {
+    /// The VAE for latents of this size, and how it decodes them.
+    fn decoder(&self, latents: &Tensor) -> Result<(Arc<Flux2Vae>, Bands)> {
         let factor = self.description.vae.packed_factor();
         let side = |axis: usize| latents.dims().get(axis).copied().unwrap_or(0).saturating_mul(factor);
-        self.load_vae(self.staging(side(2), side(3))?.as_ref())
+        let plan = self.staging(side(2), side(3))?;
+        let in_bands = plan.as_ref().is_some_and(|plan| plan.vae_in_bands);
+        let bands = if in_bands { Bands::OfBytes(Bands::BYTES) } else { Bands::Whole };
+        Ok((self.load_vae(plan.as_ref())?, bands))
     }
 
     /// Makes one picture. Stages for the observer: `text encoder`, `denoise`, `vae decode`.
@@ -416,18 +442,24 @@ impl Flux2Pipeline {
         let Run { height, width, num_inference_steps, guidance_scale, .. } = run;
         let plan = self.staging(height, width)?;
         let _span = tracing::info_span!("generate", height, width, num_inference_steps, seed = options.seed).entered();
+        let Description { transformer: config, vae, .. } = &self.description;
+        let factor = vae.packed_factor();
+        let (channels, h, w) = (config.in_channels, height / factor, width / factor);
         observer.notify(Event::Stage { name: "text encoder" })?;
-        let prompt = self.encode_observed(&options.prompt, plan.as_ref(), observer)?;
+        // The noise is the host's, which has nothing else to do while a device encodes the prompt.
+        let (noise, prompt) = std::thread::scope(|scope| {
+            let noise = scope.spawn(|| options.noise.normal(options.seed, channels * h * w));
+            let prompt = self.encode_observed(&options.prompt, plan.as_ref(), observer);
+            (noise.join(), prompt)
+        });
+        let prompt = prompt?;
         if prompt.dropped > 0 {
             run.notices.push(Notice::PromptTruncated { dropped: prompt.dropped });
         }
-        let Description { transformer: config, vae, .. } = &self.description;
         let guided = guidance_scale > 1.0 && !config.guidance_embeds;
         let negative = if guided { Some(self.encode_observed("", plan.as_ref(), observer)?) } else { None };
 
-        let factor = vae.packed_factor();
-        let (channels, h, w) = (config.in_channels, height / factor, width / factor);
-        let noise = options.noise.normal(options.seed, channels * h * w);
+        let noise = noise.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let noise = Tensor::from_vec(noise, (1, channels, h, w), &Device::Cpu).what("noise")?;
         let input = DenoiseInput {
             prompt_embeds: &prompt.embeds,

@@ -2,7 +2,8 @@
 
 use candle_core::{Device, Tensor};
 use candle_fork::{
-    AttentionMask, LinearWeight, Pairing, What, attention, heads_of, linear, norm_rope, residual, rms_norm, swiglu,
+    AttentionMask, HeadNorm, LinearWeight, Pairing, What, attention, grouped_qk_norm_rope, heads_of, linear, residual,
+    residual_rms_norm, rms_norm, swiglu,
 };
 use weights::Loader;
 
@@ -31,24 +32,33 @@ impl RotaryTable {
         Ok(Self { cos: table(cos).what("rotary table")?, sin: table(sin).what("rotary table")? })
     }
 
-    /// Heads x `[1, S, H, D]`, normed and rotated at the positions 0..S.
-    fn apply(&self, x: &Tensor, norm: &Tensor, eps: f64) -> Result<Tensor> {
-        let len = x.dim(1).what("rotary embedding")?;
-        let cos = self.cos.narrow(0, 0, len).what("rotary embedding")?;
-        let sin = self.sin.narrow(0, 0, len).what("rotary embedding")?;
-        Ok(norm_rope(x, norm, &cos, &sin, eps, Pairing::Half)?)
+    /// Positions that it covers.
+    pub fn len(&self) -> usize {
+        self.cos.dims().first().copied().unwrap_or(0)
+    }
+
+    /// Whether it covers none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// cos and sin of the first `len` positions.
+    fn first(&self, len: usize) -> Result<[Tensor; 2]> {
+        let first = |table: &Tensor| table.narrow(0, 0, len).what("rotary embedding");
+        Ok([first(&self.cos)?, first(&self.sin)?])
     }
 }
 
 /// Norm, grouped-query attention, residual; norm, gated MLP, residual.
 #[derive(Debug)]
 pub struct DecoderLayer {
+    heads: usize,
+    kv_heads: usize,
     head_dim: usize,
     eps: f64,
     input_layernorm: Tensor,
-    q_proj: LinearWeight,
-    /// k and v rows stacked.
-    kv_proj: LinearWeight,
+    /// q, k and v rows stacked.
+    qkv_proj: LinearWeight,
     q_norm: Tensor,
     k_norm: Tensor,
     o_proj: LinearWeight,
@@ -70,14 +80,19 @@ impl DecoderLayer {
     pub(crate) fn from_parts(config: &Qwen3Config, prefix: &str, parts: &mut impl Parts) -> Result<Self> {
         let name = |name: &str| format!("{prefix}{name}.weight");
         Ok(Self {
+            heads: config.num_attention_heads,
+            kv_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
             eps: config.rms_norm_eps,
             input_layernorm: parts.tensor(&name("input_layernorm"))?,
             q_norm: parts.tensor(&name("self_attn.q_norm"))?,
             k_norm: parts.tensor(&name("self_attn.k_norm"))?,
             post_attention_layernorm: parts.tensor(&name("post_attention_layernorm"))?,
-            q_proj: parts.linear(&name("self_attn.q_proj"))?,
-            kv_proj: parts.linear_stack(&[&name("self_attn.k_proj"), &name("self_attn.v_proj")])?,
+            qkv_proj: parts.linear_stack(&[
+                &name("self_attn.q_proj"),
+                &name("self_attn.k_proj"),
+                &name("self_attn.v_proj"),
+            ])?,
             o_proj: parts.linear(&name("self_attn.o_proj"))?,
             gate_up_proj: parts.linear_stack(&[&name("mlp.gate_proj"), &name("mlp.up_proj")])?,
             down_proj: parts.linear(&name("mlp.down_proj"))?,
@@ -92,36 +107,25 @@ impl DecoderLayer {
     pub fn forward(&self, x: &Tensor, n_real: usize, rope: &RotaryTable) -> Result<Tensor> {
         let normed = rms_norm(x, &self.input_layernorm, self.eps)?;
         let attended = self.attention(&normed, n_real, rope)?;
-        let x = residual(x, &linear(&attended, &self.o_proj, None)?)?;
-        let normed = rms_norm(&x, &self.post_attention_layernorm, self.eps)?;
+        let branch = linear(&attended, &self.o_proj, None)?;
+        let (x, normed) = residual_rms_norm(x, &branch, &self.post_attention_layernorm, self.eps)?;
         let gated = swiglu(&linear(&normed, &self.gate_up_proj, None)?)?;
         Ok(residual(&x, &linear(&gated, &self.down_proj, None)?)?)
     }
 
     /// Causal among the real rows; padding rows see every real key and no padding.
     fn attention(&self, x: &Tensor, n_real: usize, rope: &RotaryTable) -> Result<Tensor> {
+        let Self { heads, kv_heads, head_dim, .. } = *self;
         let len = x.dim(1).what("attention")?;
-        let real = x.narrow(1, 0, n_real).what("real rows")?;
-        let kv = linear(&real, &self.kv_proj, None)?;
-        let width = self.kv_proj.out_features() / 2;
-        let k = rope.apply(&self.heads(&kv, 0, width)?, &self.k_norm, self.eps)?;
-        let v = self.heads(&kv, width, width)?;
-        let q = linear(x, &self.q_proj, None)?;
-        let q = rope.apply(&self.heads(&q, 0, self.q_proj.out_features())?, &self.q_norm, self.eps)?;
-
-        let scale = 1.0 / (self.head_dim as f32).sqrt();
-        let real_q = q.narrow(1, 0, n_real).what("real rows")?;
-        let mut attended = attention(&real_q, &k, &v, scale, AttentionMask::Causal)?;
-        if n_real < len {
-            let pad_q = q.narrow(1, n_real, len - n_real).what("padding rows")?;
-            let pads = attention(&pad_q, &k, &v, scale, AttentionMask::Full)?;
-            attended = Tensor::cat(&[attended, pads], 1).what("real and padding rows")?;
-        }
+        // Of all rows, though keys and values of padding are not read: so no shape depends on the length of the text.
+        let projected = linear(x, &self.qkv_proj, None)?;
+        let [cos, sin] = rope.first(len)?;
+        let norms = [HeadNorm { tokens: len, query: &self.q_norm, key: &self.k_norm }];
+        let (q, k) = grouped_qk_norm_rope(&projected, [heads, kv_heads], &norms, &cos, &sin, self.eps, Pairing::Half)?;
+        let v = heads_of(&projected, (heads + kv_heads) * head_dim, kv_heads, head_dim)?;
+        let real = |rows: &Tensor| rows.narrow(1, 0, n_real).what("real rows");
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let attended = attention(&q, &real(&k)?, &real(&v)?, scale, AttentionMask::Prefix)?;
         Ok(attended.flatten_from(2).what("heads to channels")?)
-    }
-
-    /// Columns `start..start + width` of `[1, S, W]` as heads `[1, S, H, D]`.
-    fn heads(&self, x: &Tensor, start: usize, width: usize) -> Result<Tensor> {
-        Ok(heads_of(x, start, width / self.head_dim, self.head_dim)?)
     }
 }

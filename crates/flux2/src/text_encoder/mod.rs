@@ -5,7 +5,7 @@ mod names;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use candle_fork::What;
@@ -22,7 +22,7 @@ use crate::{
     error::{Error, Result},
     layouts,
     options::LoadOptions,
-    streaming::{BlockLayout, Blocks, Streamer, begin, is_streamed},
+    streaming::{BlockLayout, Blocks, HostBlocks, Streamer, begin, is_streamed},
 };
 
 /// Qwen3 up to the highest layer that is asked for; later layers, the final norm and the head are never read.
@@ -33,6 +33,8 @@ pub struct Qwen3Encoder {
     out_layers: Vec<usize>,
     embed_tokens: Embedding,
     layers: Blocks<DecoderLayer>,
+    /// The longest that was needed so far.
+    rope: Mutex<Option<RotaryTable>>,
     streamer: Option<Arc<Streamer>>,
     streamed: usize,
     device: Device,
@@ -77,6 +79,18 @@ impl Qwen3Encoder {
         options: &LoadOptions,
         streamed: usize,
     ) -> Result<Self> {
+        Self::load_again(config, out_layers, source, options, streamed, &HostBlocks::default())
+    }
+
+    /// [`Self::load_streamed`] with host blocks of an earlier loading.
+    pub(crate) fn load_again(
+        config: &Qwen3Config,
+        out_layers: &[usize],
+        source: Arc<dyn TensorSource>,
+        options: &LoadOptions,
+        streamed: usize,
+        kept: &HostBlocks,
+    ) -> Result<Self> {
         config.validate()?;
         check_out_layers(config, out_layers)?;
         let source = layouts::text_encoder(source)?;
@@ -101,7 +115,7 @@ impl Qwen3Encoder {
             let mut hosts = Streamer::new(layout.elements(), options.dtype, &options.device)?;
             layers = Blocks::streamed(hosts.blocks(&layout, |parts| DecoderLayer::from_parts(config, "", parts))?);
             for i in (0..count).filter(|&i| is_streamed(i, count, streamed)) {
-                hosts.push(&mut host_loader, &at(i), &layout)?;
+                hosts.push(kept, &mut host_loader, &at(i), &layout)?;
             }
             streamer = Some(Arc::new(hosts));
         }
@@ -118,6 +132,7 @@ impl Qwen3Encoder {
             out_layers: out_layers.to_vec(),
             embed_tokens,
             layers,
+            rope: Mutex::default(),
             streamer,
             streamed,
             device: options.device.clone(),
@@ -148,7 +163,7 @@ impl Qwen3Encoder {
     ///
     /// **Formula**: Qwen3 (huggingface/transformers: `models/qwen3/modeling_qwen3.py`) with the mask
     /// causal and "the key is not padding". So a real row i sees keys `0..=i`, and a padding row sees exactly the
-    /// `n_real` real keys: keys and values are computed for real rows only, and no mask is ever built.
+    /// `n_real` real keys ([`candle_fork::AttentionMask::Prefix`]): no mask is ever built.
     ///
     /// # Errors
     /// [`Error::Shape`] if `n_real` is not from 1 to L, [`Error::TokenOutOfRange`], [`Error::NonFinite`].
@@ -167,7 +182,7 @@ impl Qwen3Encoder {
         }
         let _span = tracing::debug_span!("text_encoder", tokens = ids.len(), n_real).entered();
         let _policy = self.backends.enter();
-        let rope = RotaryTable::new(&self.config, ids.len(), &self.device)?;
+        let rope = self.rotary_table(ids.len())?;
         let mut hidden_states = self.embed(ids)?;
         let mut taps: Vec<Option<Tensor>> = vec![None; self.out_layers.len()];
         let mut pass = begin(&self.streamer)?;
@@ -179,6 +194,16 @@ impl Qwen3Encoder {
         self.keep(self.layers.len(), &hidden_states, &mut taps);
         let taps: Vec<Tensor> = taps.into_iter().flatten().collect();
         Ok(Tensor::cat(&taps, 2).what("concatenation of hidden states")?)
+    }
+
+    /// A table of `len` positions or more.
+    fn rotary_table(&self, len: usize) -> Result<RotaryTable> {
+        // A panic while the lock is held cannot leave a table half-made, so a poisoned lock is still good.
+        let mut kept = self.rope.lock().unwrap_or_else(PoisonError::into_inner);
+        match kept.as_ref().filter(|table| table.len() >= len) {
+            Some(table) => Ok(table.clone()),
+            None => Ok(kept.insert(RotaryTable::new(&self.config, len, &self.device)?).clone()),
+        }
     }
 
     /// Stores the state after `layers` layers where it is asked for.

@@ -1,10 +1,9 @@
 //! Query, key and value of a block: normed per head, rotated, attended.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::Tensor;
 use candle_fork::{
-    AttentionMask, HeadNorm, Pairing, What,
-    attention::{attention, attention_into},
-    heads_of, norm_rope, qk_norm_rope,
+    AttentionInto, AttentionMask, HeadNorm, Pairing, What, attention, attention_and_swiglu_into, heads_of, norm_rope,
+    qk_norm_rope,
 };
 
 use super::{names::Widths, rope::RopeTable};
@@ -72,23 +71,34 @@ pub(super) struct Joined {
 }
 
 impl Joined {
-    pub(super) fn new(batch: usize, tokens: usize, widths: &Widths, dtype: DType, device: &Device) -> Result<Self> {
+    /// For so many tokens, or all, of x `[B, S, h]`.
+    pub(super) fn new(x: &Tensor, tokens: Option<usize>, widths: &Widths) -> Result<Self> {
+        let (batch, all, _) = x.dims3().what("single stream")?;
         // Only in whole heads the part of attention is a view of the buffer.
         let columns = widths.hidden + widths.mlp.next_multiple_of(widths.head_dim);
-        let buffer = Tensor::zeros((batch, tokens, columns), dtype, device).what("joined branches")?;
+        let dims = (batch, tokens.unwrap_or(all), columns);
+        let buffer = Tensor::zeros(dims, x.dtype(), x.device()).what("joined branches")?;
         Ok(Self { buffer, widths: *widths })
     }
 
-    /// The part of attention.
-    pub(super) fn attend(&self, heads: Heads) -> Result<()> {
+    /// Both parts: attention, and SwiGLU of x `[B, S, 2 mlp]`.
+    pub(super) fn fill(&self, heads: &Heads, x: &Tensor) -> Result<()> {
         let Widths { heads: count, head_dim, .. } = self.widths;
         let out = heads_of(&self.buffer, 0, count, head_dim)?;
-        let Heads { query, key, value } = &heads;
-        Ok(attention_into(query, key, value, self.widths.scale(), AttentionMask::Full, &out)?)
+        let Heads { query, key, value } = heads;
+        let attention = AttentionInto {
+            q: query,
+            k: key,
+            v: value,
+            softmax_scale: self.widths.scale(),
+            mask: AttentionMask::Full,
+            out: &out,
+        };
+        Ok(attention_and_swiglu_into(&attention, x, &self.mlp()?)?)
     }
 
     /// The part of the feed-forward branch, `[B, S, mlp]`.
-    pub(super) fn mlp(&self) -> Result<Tensor> {
+    fn mlp(&self) -> Result<Tensor> {
         Ok(self.buffer.narrow(2, self.widths.hidden, self.widths.mlp).what("feed-forward part")?)
     }
 

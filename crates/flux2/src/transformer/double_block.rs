@@ -6,7 +6,7 @@ use weights::{Expected, Loader};
 
 use super::{
     attention::{Heads, QueryKeyNorm},
-    modulation::{DoubleModulation, Modulation},
+    modulation::{DoubleModulation, Modulation, Ready},
     names::Widths,
     rope::RopeTable,
 };
@@ -69,22 +69,38 @@ impl Stream {
     }
 
     /// Query, key and value of the stream into its tokens of `qkv`, from `first` on. Gives the first behind them.
-    fn project(&self, x: &Tensor, modulation: &Modulation, qkv: &Tensor, first: usize) -> Result<usize> {
-        let (_, tokens, _) = x.dims3().what("stream")?;
+    fn project(&self, normed: &Tensor, qkv: &Tensor, first: usize) -> Result<usize> {
+        let (_, tokens, _) = normed.dims3().what("stream")?;
         let out = qkv.narrow(1, first, tokens).what("tokens of a stream")?;
-        linear_into(&modulation.apply(x, self.widths.eps)?, &self.qkv, None, &out)?;
+        linear_into(normed, &self.qkv, None, &out)?;
         Ok(first + tokens)
     }
 
-    /// The stream after both branches, from its part of the attention's output.
-    fn finish(&self, x: &Tensor, attended: &Tensor, modulation: &[Modulation; 2]) -> Result<Tensor> {
-        let [attention, mlp] = modulation;
+    /// The stream after its attention, and its feed-forward branch, from its part of the attention's output.
+    fn branches(&self, x: &Tensor, attended: &Tensor, [attention, mlp]: &[Modulation; 2]) -> Result<Branches> {
         let branch = linear(attended, &self.projection, None)?;
-        let (x, normed) = attention.add_apply(x, &branch, mlp, self.widths.eps)?;
+        let Ready { x, normed } = attention.add_ready(x, &branch, mlp, self.widths.eps)?;
         drop(branch);
         let hidden = swiglu(&linear(&normed, &self.mlp_in, None)?)?;
         drop(normed);
-        mlp.add(&x, &linear(&hidden, &self.mlp_out, None)?)
+        Ok(Branches { x, mlp: linear(&hidden, &self.mlp_out, None)? })
+    }
+}
+
+/// A stream whose feed-forward branch is not yet added.
+struct Branches {
+    x: Tensor,
+    mlp: Tensor,
+}
+
+impl Branches {
+    fn add(&self, [_, mlp]: &[Modulation; 2]) -> Result<Tensor> {
+        mlp.add(&self.x, &self.mlp)
+    }
+
+    /// For a block with the same modulation.
+    fn add_ready(&self, [attention, mlp]: &[Modulation; 2], eps: f64) -> Result<Ready> {
+        mlp.add_ready(&self.x, &self.mlp, attention, eps)
     }
 }
 
@@ -139,32 +155,59 @@ impl DoubleBlock {
         modulation: &DoubleModulation,
         rope: &RopeTable,
     ) -> Result<(Tensor, Tensor)> {
-        self.forward_in(&self.buffer(image, text)?, image, text, modulation, rope)
+        let ready = modulation.ready(image.clone(), text.clone(), self.image.widths.eps)?;
+        self.forward_in(&Self::buffer(image, text)?, ready, modulation, rope)
     }
 
     /// The buffer `[B, L + N, 3h]` for query, key and value of both streams.
-    pub(super) fn buffer(&self, image: &Tensor, text: &Tensor) -> Result<Tensor> {
+    pub(super) fn buffer(image: &Tensor, text: &Tensor) -> Result<Tensor> {
         let ((batch, image_tokens, h), text_tokens) = (image.dims3().what("image stream")?, text.dims()[1]);
         let dims = (batch, text_tokens + image_tokens, 3 * h);
         Ok(Tensor::zeros(dims, image.dtype(), image.device()).what("query, key and value")?)
     }
 
-    /// [`Self::forward`] with a buffer that may be used again behind the call.
+    /// [`Self::forward`] of image and text, with a buffer that may be used again behind the call, for another block with
+    /// the same modulation.
+    pub(super) fn forward_ready(
+        &self,
+        qkv: &Tensor,
+        ready: [Ready; 2],
+        modulation: &DoubleModulation,
+        rope: &RopeTable,
+    ) -> Result<[Ready; 2]> {
+        let [image, text] = self.branches(qkv, ready, modulation, rope)?;
+        let eps = self.image.widths.eps;
+        Ok([image.add_ready(&modulation.image, eps)?, text.add_ready(&modulation.text, eps)?])
+    }
+
+    /// [`Self::forward`] of image and text, with a buffer that may be used again behind the call.
     pub(super) fn forward_in(
         &self,
         qkv: &Tensor,
-        image: &Tensor,
-        text: &Tensor,
+        ready: [Ready; 2],
         modulation: &DoubleModulation,
         rope: &RopeTable,
     ) -> Result<(Tensor, Tensor)> {
-        let text_tokens = self.text.project(text, &modulation.text[0], qkv, 0)?;
-        let tokens = self.image.project(image, &modulation.image[0], qkv, text_tokens)?;
+        let [image, text] = self.branches(qkv, ready, modulation, rope)?;
+        Ok((image.add(&modulation.image)?, text.add(&modulation.text)?))
+    }
+
+    /// Image and text without the last addition.
+    fn branches(
+        &self,
+        qkv: &Tensor,
+        [image, text]: [Ready; 2],
+        modulation: &DoubleModulation,
+        rope: &RopeTable,
+    ) -> Result<[Branches; 2]> {
+        let text_tokens = self.text.project(&text.normed, qkv, 0)?;
+        let tokens = self.image.project(&image.normed, qkv, text_tokens)?;
+        let (image, text) = (image.x, text.x);
         let norms = [self.text.norm.of(text_tokens), self.image.norm.of(tokens - text_tokens)];
         let attended = Heads::new(qkv, &norms, rope, &self.image.widths)?.attend(&self.image.widths)?;
         let part = |start, len| attended.narrow(1, start, len).what("attention output of a stream");
-        let text = self.text.finish(text, &part(0, text_tokens)?, &modulation.text)?;
-        let image = self.image.finish(image, &part(text_tokens, tokens - text_tokens)?, &modulation.image)?;
-        Ok((image, text))
+        let text = self.text.branches(&text, &part(0, text_tokens)?, &modulation.text)?;
+        let image = self.image.branches(&image, &part(text_tokens, tokens - text_tokens)?, &modulation.image)?;
+        Ok([image, text])
     }
 }

@@ -47,6 +47,7 @@ use crate::{
     error::{Error, Result},
     layouts,
     options::LoadOptions,
+    streaming::HostBlocks,
 };
 
 /// The diffusion transformer of FLUX.2.
@@ -112,6 +113,17 @@ impl Flux2Transformer {
         options: &LoadOptions,
         streamed: StreamedBlocks,
     ) -> Result<Self> {
+        Self::load_again(config, source, options, streamed, &HostBlocks::default())
+    }
+
+    /// [`Self::load_streamed`] with host blocks of an earlier loading.
+    pub(crate) fn load_again(
+        config: &TransformerConfig,
+        source: Arc<dyn TensorSource>,
+        options: &LoadOptions,
+        streamed: StreamedBlocks,
+        kept: &HostBlocks,
+    ) -> Result<Self> {
         config.validate()?;
         let widths = Widths::new(config);
         let source = layouts::transformer(source, config)?;
@@ -120,7 +132,7 @@ impl Flux2Transformer {
             time: TimeEmbedding::load(&mut loader, config.guidance_embeds)?,
             image_in: loader.linear("x_embedder.weight")?,
             text_in: loader.linear("context_embedder.weight")?,
-            stacks: Stacks::load(&mut loader, source, config, options, streamed)?,
+            stacks: Stacks::load(&mut loader, source, config, options, streamed, kept)?,
             image_out: loader.linear("proj_out.weight")?,
             config: config.clone(),
             widths,

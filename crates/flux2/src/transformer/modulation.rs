@@ -41,15 +41,29 @@ impl Modulation {
         Ok(candle_fork::layer_norm_modulate(x, &self.shift, &self.scale, eps)?)
     }
 
+    /// x with [`Self::apply`] of it.
+    pub(super) fn ready(&self, x: Tensor, eps: f64) -> Result<Ready> {
+        let normed = self.apply(&x, eps)?;
+        Ok(Ready { x, normed })
+    }
+
     /// `x + gate * branch` for x and branch `[B, S, h]`.
     pub(super) fn add(&self, x: &Tensor, branch: &Tensor) -> Result<Tensor> {
         Ok(candle_fork::gate_residual(x, &self.gate, branch)?)
     }
 
-    /// [`Self::add`], then `next`'s [`Self::apply`]: both results.
-    pub(super) fn add_apply(&self, x: &Tensor, branch: &Tensor, next: &Self, eps: f64) -> Result<(Tensor, Tensor)> {
-        Ok(candle_fork::gate_residual_modulate(x, &self.gate, branch, &next.shift, &next.scale, eps)?)
+    /// [`Self::add`], then `next`'s [`Self::ready`], in one pass.
+    pub(super) fn add_ready(&self, x: &Tensor, branch: &Tensor, next: &Self, eps: f64) -> Result<Ready> {
+        let (x, normed) = candle_fork::gate_residual_modulate(x, &self.gate, branch, &next.shift, &next.scale, eps)?;
+        Ok(Ready { x, normed })
     }
+}
+
+/// Tokens `[B, S, h]`, and what the next branch reads of them: normed and modulated for it.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub(super) x: Tensor,
+    pub(super) normed: Tensor,
 }
 
 /// Modulation of a double block: the attention branch, then the feed-forward branch, for both streams.
@@ -59,6 +73,13 @@ pub struct DoubleModulation {
     pub image: [Modulation; 2],
     /// Of the text stream.
     pub text: [Modulation; 2],
+}
+
+impl DoubleModulation {
+    /// Image and text as a double block takes them.
+    pub(super) fn ready(&self, image: Tensor, text: Tensor, eps: f64) -> Result<[Ready; 2]> {
+        Ok([self.image[0].ready(image, eps)?, self.text[0].ready(text, eps)?])
+    }
 }
 
 #[cfg(test)]

@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use candle_core::Tensor;
-use candle_fork::{LinearWeight, What, heads_of, linear, swiglu_into};
+use candle_fork::{LinearWeight, What, heads_of, linear};
 use weights::{Expected, Loader};
 
 use super::{
     attention::{Heads, Joined, QueryKeyNorm},
-    modulation::Modulation,
+    modulation::{Modulation, Ready},
     names::Widths,
     rope::RopeTable,
 };
@@ -67,7 +67,8 @@ impl SingleBlock {
     /// # Errors
     /// [`Error::Op`] if a shape does not fit the weights or the table.
     pub fn forward(&self, x: &Tensor, modulation: &Modulation, rope: &RopeTable) -> Result<Tensor> {
-        self.forward_in(&self.joined(x, None)?, x, modulation, rope)
+        let normed = modulation.apply(x, self.widths.eps)?;
+        modulation.add(x, &self.branches(&Joined::new(x, None, &self.widths)?, normed, rope)?)
     }
 
     /// The last `rows` tokens of [`Self::forward`]; the tokens before them only serve as keys and values.
@@ -80,47 +81,49 @@ impl SingleBlock {
             let expected = format!("[B, S, h] with at least {rows} tokens");
             return Err(Error::Shape { what: "single stream", got: x.dims().to_vec(), expected });
         }
-        self.forward_part(x, &(tokens - rows..tokens), modulation, rope)
+        let ready = modulation.ready(x.clone(), self.widths.eps)?;
+        self.forward_part(ready, &(tokens - rows..tokens), modulation, rope)
     }
 
-    /// The buffer that the block joins its branches in, for so many tokens or all of x.
-    pub(super) fn joined(&self, x: &Tensor, tokens: Option<usize>) -> Result<Joined> {
-        let (batch, all, _) = x.dims3().what("single stream")?;
-        Joined::new(batch, tokens.unwrap_or(all), &self.widths, x.dtype(), x.device())
-    }
-
-    /// [`Self::forward`] with a buffer that may be used again behind the call.
-    pub(super) fn forward_in(
+    /// [`Self::forward`] with a buffer that may be used again behind the call, for another block with the same modulation.
+    pub(super) fn forward_ready(
         &self,
         joined: &Joined,
-        x: &Tensor,
+        Ready { x, normed }: Ready,
         modulation: &Modulation,
         rope: &RopeTable,
-    ) -> Result<Tensor> {
-        let Widths { hidden: h, mlp, eps, .. } = self.widths;
-        let projected = linear(&modulation.apply(x, eps)?, &self.qkv_mlp, None)?;
+    ) -> Result<Ready> {
+        let branches = self.branches(joined, normed, rope)?;
+        modulation.add_ready(&x, &branches, modulation, self.widths.eps)
+    }
+
+    /// What both branches give together.
+    fn branches(&self, joined: &Joined, normed: Tensor, rope: &RopeTable) -> Result<Tensor> {
+        let Widths { hidden: h, mlp, .. } = self.widths;
+        let projected = linear(&normed, &self.qkv_mlp, None)?;
+        drop(normed);
         let (_, tokens, _) = projected.dims3().what("single stream")?;
-        swiglu_into(&projected.narrow(2, 3 * h, 2 * mlp).what("mlp projection")?, &joined.mlp()?)?;
-        joined.attend(Heads::new(&projected, &[self.norm.of(tokens)], rope, &self.widths)?)?;
+        let heads = Heads::new(&projected, &[self.norm.of(tokens)], rope, &self.widths)?;
+        joined.fill(&heads, &projected.narrow(2, 3 * h, 2 * mlp).what("mlp projection")?)?;
+        drop(heads);
         drop(projected);
-        self.finish(x, joined, modulation)
+        Ok(linear(&joined.both()?, &self.out, None)?)
     }
 
     /// The tokens `part` of [`Self::forward`]; the others only serve as keys and values.
     pub(super) fn forward_part(
         &self,
-        x: &Tensor,
+        Ready { x, normed }: Ready,
         part: &Range<usize>,
         modulation: &Modulation,
         rope: &RopeTable,
     ) -> Result<Tensor> {
-        let Widths { hidden: h, mlp, eps, heads, head_dim, .. } = self.widths;
+        let Widths { hidden: h, mlp, heads, head_dim, .. } = self.widths;
         let own = |t: &Tensor| t.narrow(1, part.start, part.len()).what("tokens of the image");
-        let normed = modulation.apply(x, eps)?;
         let key_value = linear(&normed, &self.qkv_mlp.rows(h, 2 * h)?, None)?;
         let normed = own(&normed)?;
-        let joined = self.joined(x, Some(part.len()))?;
-        swiglu_into(&linear(&normed, &self.qkv_mlp.rows(3 * h, 2 * mlp)?, None)?, &joined.mlp()?)?;
+        let joined = Joined::new(&x, Some(part.len()), &self.widths)?;
+        let mlp_in = linear(&normed, &self.qkv_mlp.rows(3 * h, 2 * mlp)?, None)?;
         let query = linear(&normed, &self.qkv_mlp.rows(0, h)?, None)?;
         drop(normed);
         let heads = Heads {
@@ -129,12 +132,8 @@ impl SingleBlock {
             value: heads_of(&key_value, h, heads, head_dim)?,
         };
         drop((query, key_value));
-        joined.attend(heads)?;
-        self.finish(&own(x)?, &joined, modulation)
-    }
-
-    /// Adds both branches to x.
-    fn finish(&self, x: &Tensor, joined: &Joined, modulation: &Modulation) -> Result<Tensor> {
-        modulation.add(x, &linear(&joined.both()?, &self.out, None)?)
+        joined.fill(&heads, &mlp_in)?;
+        drop((heads, mlp_in));
+        modulation.add(&own(&x)?, &linear(&joined.both()?, &self.out, None)?)
     }
 }

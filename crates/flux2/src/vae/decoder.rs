@@ -6,6 +6,7 @@ use weights::{Expected, Loader};
 
 use super::{
     attention::MidBlock,
+    bands::{Height, Input, norm_and_convolve},
     layers::{GroupNorm, load_conv},
     resample::Upsample,
     resnet::{Channels, Resnet},
@@ -99,13 +100,21 @@ impl Decoder {
         1 + self.levels.iter().map(|level| level.resnets.len()).sum::<usize>()
     }
 
-    /// Latents `[B, c, H / 8, W / 8]` (with four levels) to a picture `[B, 3, H, W]`. Calls `done` after the middle and
-    /// after every residual block.
-    pub(super) fn forward(&self, latents: Tensor, done: &mut dyn FnMut() -> Result<()>) -> Result<Tensor> {
+    /// Latents `[B, c, H / 8, W / 8]` (with four levels) to a picture `[B, 3, H, W]`; B is 1 in bands. Calls `done` after the
+    /// middle and after every residual block.
+    pub(super) fn forward(
+        &self,
+        latents: Tensor,
+        height: Option<Height>,
+        done: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Tensor> {
         let mut x = self.conv_in.forward(&latents)?;
         drop(latents);
         x = self.mid.forward(x)?;
         done()?;
+        if let Some(height) = height {
+            return self.finish_in_bands(x, height, done);
+        }
         for level in &self.levels {
             for resnet in &level.resnets {
                 x = resnet.forward(x)?;
@@ -117,5 +126,22 @@ impl Decoder {
         }
         x = self.norm_out.forward(&x, Activation::Silu)?;
         self.conv_out.forward(&x).map_err(Into::into)
+    }
+
+    /// What comes after the middle.
+    fn finish_in_bands(&self, mut x: Tensor, height: Height, done: &mut dyn FnMut() -> Result<()>) -> Result<Tensor> {
+        let mut upsample: Option<&Upsample> = None;
+        for level in &self.levels {
+            for resnet in &level.resnets {
+                let input = match upsample.take() {
+                    Some(upsample) => Input::Doubled(x, upsample),
+                    None => Input::Whole(x),
+                };
+                x = resnet.forward_in_bands(input, height)?;
+                done()?;
+            }
+            upsample = level.upsample.as_ref();
+        }
+        norm_and_convolve(&self.norm_out, &self.conv_out, &x, height)
     }
 }

@@ -1,7 +1,11 @@
 //! Layers that every block of the VAE uses.
 
 use candle_core::Tensor;
-use candle_fork::{Activation, ConvParams, group_norm, layout, nn::Conv2d};
+use candle_fork::{
+    Activation, ConvParams, group_norm, layout,
+    nn::Conv2d,
+    norm::{GroupStatistics, group_norm_part, group_statistics},
+};
 use weights::Loader;
 
 use crate::{error::Result, plan::join};
@@ -28,6 +32,16 @@ impl GroupNorm {
 
     pub(super) fn forward(&self, x: &Tensor, activation: Activation) -> Result<Tensor> {
         Ok(group_norm(x, &self.weight, &self.bias, self.groups, GROUP_NORM_EPS, activation)?)
+    }
+
+    /// The statistics of x, for [`Self::part`].
+    pub(super) fn statistics(&self, x: &Tensor) -> Result<GroupStatistics> {
+        Ok(group_statistics(x, self.groups, GROUP_NORM_EPS)?)
+    }
+
+    /// [`Self::forward`] of a part of the tensor that has these statistics.
+    pub(super) fn part(&self, x: &Tensor, statistics: &GroupStatistics, activation: Activation) -> Result<Tensor> {
+        Ok(group_norm_part(x, statistics, &self.weight, &self.bias, activation)?)
     }
 }
 

@@ -7,6 +7,7 @@
 //! Blocks can be loaded and run alone: names below a block's prefix are those of the diffusers `state_dict`.
 
 mod attention;
+mod bands;
 mod decoder;
 mod encoder;
 mod latents;
@@ -32,12 +33,13 @@ use weights::{Expected, TensorSource};
 
 pub use self::{
     attention::MidAttention,
+    bands::Bands,
     latents::{from_tokens, patchify, to_tokens, unpatchify},
     names::ignored,
     resample::{Downsample, Upsample},
     resnet::{Channels, Resnet},
 };
-use self::{decoder::Decoder, encoder::Encoder, latents::Statistics, layers::load_conv};
+use self::{bands::Height, decoder::Decoder, encoder::Encoder, latents::Statistics, layers::load_conv};
 use crate::{
     config::VaeConfig,
     error::{Error, Result},
@@ -119,7 +121,16 @@ impl Flux2Vae {
     /// [`Error::Shape`] if the latents have another rank or number of channels or are empty; [`Error::Cancelled`] if the
     /// observer stops the run.
     pub fn decode(&self, latents: &Tensor, observer: &dyn Observer) -> Result<Tensor> {
-        self.decode_with(latents, observer, |decoded| Ok(decoded.to_dtype(DType::F32).what("picture")?))
+        self.decode_in(Bands::Whole, latents, observer)
+    }
+
+    /// [`Self::decode`] in bands, which takes less memory for large pictures. On this library's own convolutions the result
+    /// has the same bits in half precision; cuDNN may choose other plans for bands.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub fn decode_in(&self, bands: Bands, latents: &Tensor, observer: &dyn Observer) -> Result<Tensor> {
+        self.decode_with(bands, latents, observer, |decoded| Ok(decoded.to_dtype(DType::F32).what("picture")?))
     }
 
     /// [`Self::decode`] of one item to bytes `[1, f h, f w, 3]` on the device of the VAE, rounded there; see
@@ -128,12 +139,20 @@ impl Flux2Vae {
     /// # Errors
     /// As [`Self::decode`]; [`Error::Shape`] if there are several items.
     pub fn decode_rgb8(&self, latents: &Tensor, observer: &dyn Observer) -> Result<Rgb8Frames> {
+        self.decode_rgb8_in(Bands::Whole, latents, observer)
+    }
+
+    /// [`Self::decode_rgb8`] in bands, see [`Self::decode_in`].
+    ///
+    /// # Errors
+    /// As [`Self::decode_rgb8`].
+    pub fn decode_rgb8_in(&self, bands: Bands, latents: &Tensor, observer: &dyn Observer) -> Result<Rgb8Frames> {
         if latents.dims().first() != Some(&1) {
             let expected = format!("[1, {}, h, w]", self.config.packed_channels());
             return Err(shape("latents", latents, expected));
         }
         let mut frames = None;
-        self.decode_with(latents, observer, |decoded| {
+        self.decode_with(bands, latents, observer, |decoded| {
             let frame = decoded.unsqueeze(2).what("picture as a frame")?;
             frames = Some(frames_to_rgb8(&frame, 1, PatchOrder::RowMajor)?);
             Ok(decoded)
@@ -144,6 +163,7 @@ impl Flux2Vae {
     /// Decodes items one after another; `finish` gets what the decoder leaves of each.
     fn decode_with(
         &self,
+        bands: Bands,
         latents: &Tensor,
         observer: &dyn Observer,
         mut finish: impl FnMut(Tensor) -> Result<Tensor>,
@@ -167,7 +187,7 @@ impl Flux2Vae {
             if let Some(conv) = &self.post_quant_conv {
                 x = conv.forward(&x)?;
             }
-            finish(self.decoder.forward(x, &mut unit_done)?)
+            finish(self.decoder.forward(x, Height::of(bands), &mut unit_done)?)
         })
     }
 

@@ -43,7 +43,7 @@ impl Downsample {
 /// Nearest doubling, then a 3x3 convolution.
 #[derive(Debug)]
 pub struct Upsample {
-    conv: Conv2d,
+    pub(super) conv: Conv2d,
 }
 
 impl Upsample {

@@ -13,11 +13,11 @@ use crate::{
 /// `x + conv(silu(norm(conv(silu(norm(x))))))`; where the channels change, x passes a 1x1 convolution.
 #[derive(Debug)]
 pub struct Resnet {
-    norm1: GroupNorm,
-    conv1: Conv2d,
-    norm2: GroupNorm,
-    conv2: Conv2d,
-    shortcut: Option<Conv2d>,
+    pub(super) norm1: GroupNorm,
+    pub(super) conv1: Conv2d,
+    pub(super) norm2: GroupNorm,
+    pub(super) conv2: Conv2d,
+    pub(super) shortcut: Option<Conv2d>,
 }
 
 /// Channels in and out of a residual block.

@@ -50,6 +50,32 @@ fn items_of_a_batch_are_single_runs() {
     assert!(relative_l2(&images.narrow(0, 0, 1).unwrap(), &images.narrow(0, 1, 1).unwrap()) > 0.1);
 }
 
+/// Bands of the fewest rows, and of all.
+#[test]
+fn a_picture_of_bands_is_the_picture() {
+    let vae = load(&tiny(), &tensors(&tiny())).unwrap();
+    for (batch, h, w) in [(2, 2, 3), (1, 5, 1)] {
+        let latents = random::tensor(1000, 1.0, &[batch, 20, h, w]);
+        let whole = vae.decode(&latents, &Silent).unwrap();
+        for bytes in [0, 9 * 5 * 8 * w * 4, 1 << 20] {
+            let banded = vae.decode_in(Bands::OfBytes(bytes), &latents, &Silent).unwrap();
+            assert_eq!(banded.dims(), whole.dims());
+            let error = relative_l2(&banded, &whole);
+            assert!(error <= 1e-6, "{h} x {w}, bands of {bytes} bytes: {error}");
+        }
+    }
+    let events = std::cell::Cell::new(0);
+    let count = |_: &Event<'_>| {
+        events.set(events.get() + 1);
+        ControlFlow::Continue(())
+    };
+    let latents = random::tensor(1000, 1.0, &[1, 20, 2, 3]);
+    vae.decode(&latents, &count).unwrap();
+    let whole = events.replace(0);
+    vae.decode_in(Bands::OfBytes(0), &latents, &count).unwrap();
+    assert_eq!(events.get(), whole);
+}
+
 #[test]
 fn options_load_and_run() {
     let mut config = tiny();

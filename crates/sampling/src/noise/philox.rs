@@ -2,6 +2,8 @@
 
 use std::f64::consts::TAU;
 
+use rayon::prelude::*;
+
 /// Multipliers and key increments of Philox4x32, and its number of rounds (Salmon et al. 2011, table 2 and section 4.3).
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_INCREMENTS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
@@ -47,11 +49,17 @@ fn halves(x: u64) -> [u32; 2] {
     [x as u32, (x >> 32) as u32]
 }
 
-/// Overwrites `values` with the beginning of the stream of `seed`.
+/// Values of a task: a fraction of a millisecond.
+const TASK: usize = 4096;
+
+/// Overwrites `values` with the beginning of the stream of `seed`. Values depend on nothing but their index, so threads
+/// share them.
 pub(super) fn normal_into(seed: u64, values: &mut [f32]) {
-    for (index, value) in (0..).zip(values) {
-        *value = normal(seed, index);
-    }
+    values.par_chunks_mut(TASK).enumerate().for_each(|(task, values)| {
+        for (index, value) in ((task * TASK) as u64..).zip(values) {
+            *value = normal(seed, index);
+        }
+    });
 }
 
 #[cfg(test)]

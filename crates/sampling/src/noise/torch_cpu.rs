@@ -6,10 +6,15 @@
 
 use std::f64::consts::TAU;
 
+use rayon::prelude::*;
+
 use super::mt19937::Mt19937;
 
 /// Values of one block of the rule for long streams; the first half holds cosines, the second sines.
 const BLOCK: usize = 16;
+
+/// Fewest blocks of a task.
+const TASK: usize = 256;
 
 /// Overwrites `values` with the stream of `seed` of that length.
 pub(super) fn normal_into(seed: u64, values: &mut [f32]) {
@@ -35,7 +40,7 @@ fn short(words: &mut Mt19937, values: &mut [f32]) {
 fn long(words: &mut Mt19937, values: &mut [f32]) {
     values.fill_with(|| uniform24(words));
     let (blocks, rest) = values.as_chunks_mut::<BLOCK>();
-    blocks.iter_mut().for_each(transform);
+    blocks.par_iter_mut().with_min_len(TASK).for_each(transform);
     if !rest.is_empty()
         && let Some(last) = values.last_chunk_mut::<BLOCK>()
     {
