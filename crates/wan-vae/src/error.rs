@@ -192,6 +192,7 @@ fn vae_for(channels: usize) -> &'static str {
     match channels {
         16 => ": 16-channel latents need the Wan 2.1 VAE (also for Wan 2.2 14B)",
         48 => ": 48-channel latents need the Wan 2.2 VAE (TI2V-5B only)",
+        128 => ": 128-channel latents need the VAE of LTX-2, 2.3 or 2.5",
         _ => "",
     }
 }

@@ -197,12 +197,12 @@ fn types_are_named() {
         let loaded = Loader::new(source.clone(), &plan, |_| false, DType::F32, &Device::Cpu);
         let StoredDType::Ggml(t) = stored else { continue };
         assert_eq!(source.tensors()[0].quantisation, Some(Quantisation::Ggml(t)));
-        match (t.to_candle(), loaded) {
-            (Some(_), Ok(mut loader)) => {
+        match (t.is_supported(), loaded) {
+            (true, Ok(mut loader)) => {
                 let zeros = loader.tensor("blk.0.weird.weight").unwrap();
                 assert_eq!(zeros.dims(), [1, block]);
             }
-            (None, Err(error)) => {
+            (false, Err(error)) => {
                 let text = error.to_string();
                 assert!(text.contains(&format!("blk.0.weird.weight is {t} (type {id})")), "{text}");
                 assert!(text.contains("supported GGUF types: Q4_0, "), "{text}");
@@ -211,6 +211,24 @@ fn types_are_named() {
             (_, loaded) => panic!("{t}: {loaded:?}"),
         }
     }
+}
+
+/// One file of several is read, and a plan that needs more says what it is.
+#[test]
+fn a_part_of_a_split_model_is_told() {
+    let part = |count: u16| {
+        let file = Builder::default()
+            .key("split.no", 2, &1u16.to_le_bytes())
+            .key("split.count", 2, &count.to_le_bytes())
+            .tensor("a", &[4], 0, 0, &f32s(&[1.0; 4]))
+            .bytes();
+        let plan = [Expected::new("a", [4]), Expected::new("b", [4])];
+        let source = Arc::new(open(file).unwrap());
+        Loader::new(source, &plan, |_| false, DType::F32, &Device::Cpu).map(|_| ()).unwrap_err().to_string()
+    };
+    let text = part(3);
+    assert!(text.contains("1 tensor missing (b); this is part 2 of 3 of a split model: join them"), "{text}");
+    assert!(!part(1).contains("split"), "{}", part(1));
 }
 
 #[test]

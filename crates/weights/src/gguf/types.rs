@@ -3,6 +3,10 @@
 use std::fmt;
 
 use candle_core::quantized::GgmlDType;
+use candle_fork::{
+    HostTensor,
+    quant::{Iq4Format, QuantWeight},
+};
 use serde::{Serialize, Serializer};
 
 use crate::dtype::StoredDType;
@@ -38,7 +42,7 @@ macro_rules! block_types {
                 match self { $(Self::$variant => $bytes,)+ }
             }
 
-            /// candle's name of the type; `None` for those that candle cannot compute with.
+            /// candle's name of the type; `None` for those that candle lacks, or cannot compute with.
             pub fn to_candle(self) -> Option<GgmlDType> {
                 match self { $(Self::$variant => $candle,)+ }
             }
@@ -103,16 +107,39 @@ block_types! {
 }
 
 impl GgmlType {
+    /// Whether it can be computed with.
+    pub fn is_supported(self) -> bool {
+        self.to_candle().is_some() || self.iq4().is_some()
+    }
+
+    /// The format, if it is one of those that candle lacks and candle-fork has.
+    fn iq4(self) -> Option<Iq4Format> {
+        match self {
+            Self::Iq4Nl => Some(Iq4Format::NonLinear),
+            Self::Iq4Xs => Some(Iq4Format::Super),
+            _ => None,
+        }
+    }
+
+    /// All bytes of a matrix of this type as a weight; `None` if it cannot be computed with.
+    pub(crate) fn weight(self, blocks: HostTensor, dims: [usize; 2]) -> Option<candle_fork::Result<QuantWeight>> {
+        match (self.to_candle(), self.iq4()) {
+            (Some(candle), _) => Some(QuantWeight::ggml(blocks, candle, dims)),
+            (None, Some(format)) => Some(QuantWeight::iq4(blocks, format, dims)),
+            (None, None) => None,
+        }
+    }
+
     /// Names of the types that can be computed with, for messages.
     pub fn supported() -> String {
-        let names: Vec<_> = Self::ALL.iter().filter(|t| t.to_candle().is_some()).map(|t| t.name()).collect();
+        let names: Vec<_> = Self::ALL.iter().filter(|t| t.is_supported()).map(|t| t.name()).collect();
         names.join(", ")
     }
 
     /// Offsets of the half-precision scales and minima inside a block, for the types that can be computed with.
     pub(crate) fn half_scales(self) -> &'static [usize] {
         match self {
-            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => &[0],
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Iq4Nl | Self::Iq4Xs => &[0],
             Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K => &[0, 2],
             Self::Q2K => &[80, 82],
             Self::Q3K => &[108],
@@ -165,6 +192,10 @@ pub(super) fn stored(id: u32) -> Result<StoredDType, &'static str> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use candle_core::{DType, Device};
+
     use super::*;
 
     /// Every number up to the last known one is a type or is said to be gone.
@@ -186,28 +217,27 @@ mod tests {
         assert!(GgmlType::ALL.is_sorted_by_key(|t| t.id()));
     }
 
-    /// candle's structures have the sizes of the table, and their scales lie where the check of values looks.
+    /// The structures that decode have the sizes of the table, and their scales lie where the check of values looks.
     #[test]
-    fn blocks_are_candles() {
-        for &t in GgmlType::ALL {
-            let Some(candle) = t.to_candle() else { continue };
-            assert_eq!((candle.block_size(), candle.type_size()), (t.block(), t.block_bytes()), "{t}");
+    fn blocks_are_those_that_are_decoded() {
+        for &t in GgmlType::ALL.iter().filter(|t| t.is_supported()) {
+            let sizes = match (t.to_candle(), t.iq4()) {
+                (Some(candle), _) => (candle.block_size(), candle.type_size()),
+                (None, iq4) => iq4.map_or((0, 0), |format| (format.block(), format.block_bytes())),
+            };
+            assert_eq!(sizes, (t.block(), t.block_bytes()), "{t}");
             // Of a block of noise, the scales are the halves whose becoming NaN makes every element NaN.
             let mut block = vec![0x11u8; t.block_bytes()];
             for &at in t.half_scales() {
                 block[at..at + 2].copy_from_slice(&half::f16::NAN.to_le_bytes());
             }
-            let values = candle_core::quantized::ggml_file::qtensor_from_ggml(
-                candle,
-                &block,
-                vec![1, t.block()],
-                &candle_core::Device::Cpu,
-            );
-            let values = values.unwrap().dequantize(&candle_core::Device::Cpu).unwrap();
-            let values = values.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            let blocks = HostTensor::new(Arc::new(block), 0..t.block_bytes(), DType::U8, t.block_bytes()).unwrap();
+            let values = t.weight(blocks, [1, t.block()]).unwrap().unwrap().dequantize(DType::F32, &Device::Cpu);
+            let values = values.unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
             assert!(values.iter().all(|v| v.is_nan()), "{t}");
         }
-        assert!(GgmlType::supported().contains("Q4_K") && !GgmlType::supported().contains("IQ4_NL"));
+        let supported = GgmlType::supported();
+        assert!(supported.contains("Q4_K") && supported.contains("IQ4_XS") && !supported.contains("IQ3"));
     }
 
     #[test]

@@ -46,8 +46,10 @@ impl Embedding {
         match &self.0 {
             Table::Plain(table) => {
                 let row = width * table.dtype().size_in_bytes();
-                let bytes: Vec<u8> =
-                    ids.iter().flat_map(|&id| &table.bytes()[id as usize * row..][..row]).copied().collect();
+                let mut bytes = Vec::with_capacity(ids.len() * row);
+                for &id in ids {
+                    bytes.extend_from_slice(&table.bytes()[id as usize * row..][..row]);
+                }
                 let rows = Tensor::from_raw_buffer(&bytes, table.dtype(), &[ids.len(), width], &Device::Cpu);
                 rows.and_then(|rows| rows.to_dtype(dtype)?.to_device(device)).what("embedding")
             }

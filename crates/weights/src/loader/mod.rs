@@ -10,7 +10,7 @@ mod tests;
 use std::{collections::HashMap, sync::Arc};
 
 use candle_core::{DType, Device, Tensor};
-use candle_fork::{HostTensor, LinearWeight, What};
+use candle_fork::{HostTensor, LinearWeight, What, stream::Staging};
 
 pub use self::{
     embedding::Embedding,
@@ -32,6 +32,7 @@ pub struct Loader {
     dtype: DType,
     device: Device,
     options: LoaderOptions,
+    staging: Staging,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -84,7 +85,7 @@ impl Loader {
             return Err(Error::Plan { file: source.describe().to_owned(), report: Box::new(report) });
         }
         let plan = expected.iter().map(|e| (e.name.clone(), State::Waiting)).collect();
-        Ok(Self { source, plan, dtype, device: device.clone(), options })
+        Ok(Self { source, plan, dtype, device: device.clone(), options, staging: Staging::new(device) })
     }
 
     /// A tensor in the loader's dtype on its device, whatever it is stored as; finite values only.
@@ -187,7 +188,7 @@ impl Loader {
         LinearWeight::from_quant(weight, mode, self.dtype, &self.device).map_err(|source| self.failed(info, source))
     }
 
-    fn convert(&self, info: &TensorInfo) -> Result<Tensor> {
+    fn convert(&mut self, info: &TensorInfo) -> Result<Tensor> {
         if info.quantisation.is_some() {
             self.check(info, None)?;
             let wide = self.source.quant(&info.name)?.dequantize(self.dtype, &self.device);
@@ -196,7 +197,7 @@ impl Loader {
         }
         self.check(info, Some(self.dtype))?;
         let host: HostTensor = self.source.host(&info.name)?;
-        host.to_tensor(self.dtype, &self.device).map_err(|source| self.failed(info, source))
+        self.staging.upload(&host, self.dtype).map_err(|source| self.failed(info, source))
     }
 
     /// Looks at the values, before they are copied or converted to `target`.

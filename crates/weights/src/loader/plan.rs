@@ -72,7 +72,7 @@ pub struct Unusable {
     pub quantisation: Option<Quantisation>,
 }
 
-/// `blk.0.weight is IQ4_NL (type 20)`, `proj.weight is nvfp4`, `proj.weight is I8`.
+/// `blk.0.weight is IQ3_S (type 21)`, `proj.weight is nvfp4`, `proj.weight is I8`.
 impl fmt::Display for Unusable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.quantisation {
@@ -143,7 +143,9 @@ impl PlanReport {
             .map(|t| t.name.clone())
             .collect();
         if !report.missing.is_empty() || !report.misshapen.is_empty() {
-            report.hint = prefix_hint(source, expected).or_else(|| kind_hint(source, &report, expected.len()));
+            report.hint = split_hint(source)
+                .or_else(|| prefix_hint(source, expected))
+                .or_else(|| kind_hint(source, &report, expected.len()));
         }
         report
     }
@@ -186,6 +188,14 @@ impl fmt::Display for PlanReport {
             None => Ok(()),
         }
     }
+}
+
+/// Whether this is one of the files that `llama-gguf-split` makes of one.
+fn split_hint(source: &dyn TensorSource) -> Option<String> {
+    let number = |key: &str| source.metadata().get(key)?.parse::<u16>().ok();
+    let count = number("split.count").filter(|&count| count > 1)?;
+    let part = u32::from(number("split.no")?) + 1;
+    Some(format!("this is part {part} of {count} of a split model: join them with `llama-gguf-split --merge`"))
 }
 
 /// Whether removing or adding a known prefix makes every expected tensor fit.

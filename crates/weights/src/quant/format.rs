@@ -89,7 +89,7 @@ impl Quantisation {
     /// Whether the values can be computed here.
     pub fn is_supported(&self) -> bool {
         match self {
-            Self::Ggml(t) => t.to_candle().is_some(),
+            Self::Ggml(t) => t.is_supported(),
             Self::Unsupported(_) => false,
             _ => true,
         }

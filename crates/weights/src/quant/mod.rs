@@ -172,16 +172,19 @@ pub(crate) fn without_scales<S: TensorSource + ?Sized>(source: &S, info: &Tensor
     };
     match &info.quantisation {
         Some(Quantisation::Ggml(blocks)) => {
-            let candle = blocks.to_candle().ok_or_else(|| refuse(not_supported(*blocks)))?;
             let (owner, range) = source.shared(&info.name)?;
             let len = range.len();
             let weight = HostTensor::new(owner, range, DType::U8, len)
-                .and_then(|blocks| QuantWeight::ggml(blocks, candle, matrix(&info.shape)));
-            weight.map_err(|source_error| Error::Tensor {
-                file: source.file_of(info).to_owned(),
-                tensor: shown(&info.name),
-                source: Box::new(source_error),
-            })
+                .and_then(|bytes| blocks.weight(bytes, matrix(&info.shape)).transpose());
+            match weight {
+                Ok(Some(weight)) => Ok(weight),
+                Ok(None) => Err(refuse(not_supported(*blocks))),
+                Err(source_error) => Err(Error::Tensor {
+                    file: source.file_of(info).to_owned(),
+                    tensor: shown(&info.name),
+                    source: Box::new(source_error),
+                }),
+            }
         }
         Some(other) => Err(refuse(format!("is quantised as {other}, which is not supported"))),
         None => Err(refuse("is not quantised".to_owned())),

@@ -363,7 +363,7 @@ fn descriptions_name_format_scales_and_rotation() {
     assert_eq!(fp8.to_string(), "float8_e5m2, a scale per 128x128");
     assert!(fp8.full_precision() && fp8.is_supported());
     assert_eq!(Quantisation::Ggml(GgmlType::Q4K).to_string(), "Q4_K");
-    assert!(!Quantisation::Ggml(GgmlType::Iq4Nl).is_supported());
+    assert!(Quantisation::Ggml(GgmlType::Iq4Nl).is_supported() && !Quantisation::Ggml(GgmlType::Iq3S).is_supported());
     let json = serde_json::to_string(&Quantisation::W4A4 { group: 64 }).unwrap();
     assert_eq!(json, r#""convrot_w4a4, convrot 64""#);
 }
