@@ -11,9 +11,11 @@ mod video;
 mod weights;
 
 pub(crate) use self::{
-    model::ModelArgs,
+    model::{ModelArgs, QuantUse},
     run::RunArgs,
-    video::{DecodeArgs, DeviceName, EncodeArgs, LatentKind, VaeArgs, WeightType},
+    video::{
+        DecodeArgs, DecoderName, DeviceName, EncodeArgs, FramePolicy, LatentKind, TilingName, VaeArgs, WeightType,
+    },
     weights::{QuantFormat, QuantizeArgs, VerifyArgs},
 };
 
@@ -44,7 +46,8 @@ pub(crate) enum Command {
     /// Make a video, or a picture, of latents
     ///
     /// With no LATENTS, the built-in clip is decoded with the built-in demonstration VAE. Latents are those of Wan 2.1 and
-    /// Wan 2.2 models, of Qwen-Image and of their relatives; the tensors of the VAE decide which it is.
+    /// Wan 2.2 models, of Qwen-Image and of their relatives, and of LTX-2, 2.3 and 2.5; the tensors of the VAE decide which
+    /// it is.
     ///
     /// The path of the written file goes to standard output, everything else to standard error. Exit codes are those of
     /// `tallow generate`; a run that does not finish leaves no file.
@@ -143,6 +146,10 @@ pub(crate) struct GenerateArgs {
     /// Type of activations, and on CUDA of weights; sums are f32 in any case [default: f32 on the CPU, bf16 on CUDA]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(crate) dtype: Option<WeightType>,
+
+    /// How quantised weights (int8, fp8, GGUF) are used
+    #[arg(long, value_enum, value_name = "USE", default_value_t = QuantUse::Auto)]
+    pub(crate) quant: QuantUse,
 
     /// Most memory of a CUDA device, such as 8G, 7.5GiB or 8000MB [default: no limit]
     ///

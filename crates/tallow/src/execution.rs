@@ -25,13 +25,19 @@ pub(crate) struct Watch {
     device: Device,
     dtype: DType,
     weights: String,
+    quant: Option<String>,
 }
 
 impl Watch {
     /// For a model on `device` with results of `dtype`; `weights` is a hash of its weights.
     pub(crate) fn new(device: &Device, dtype: DType, weights: String) -> Self {
         take_counters();
-        Self { device: device.clone(), dtype, weights }
+        Self { device: device.clone(), dtype, weights, quant: None }
+    }
+
+    /// The same with the use of quantised weights that was asked for, if any.
+    pub(crate) fn with_quant(self, quant: Option<String>) -> Self {
+        Self { quant, ..self }
     }
 
     /// What has run since the last call; told with `--verbose`.
@@ -40,7 +46,7 @@ impl Watch {
     /// As [`json`].
     pub(crate) fn identity(&self, run: &RunArgs) -> anyhow::Result<ExecutionIdentity> {
         let identity = ExecutionIdentity::executed(&take_counters(), &self.device, self.dtype);
-        let identity = identity.with_weights(&self.weights);
+        let identity = identity.with_weights(&self.weights).with_quant(self.quant.clone());
         if run.verbose > 0 {
             run.say(&format!("execution: {}", json(&identity)?));
         }

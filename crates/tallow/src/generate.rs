@@ -58,9 +58,16 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     }
     let start = Instant::now();
     let load = load_options(args, (conv, attention), &device);
-    let components = model.components.clone();
-    let pipeline = Flux2Pipeline::load_with(&model.folder, components, &load).map_err(anyhow::Error::from)?;
+    let sources = model.sources.clone();
+    let pipeline = Flux2Pipeline::load_from(&model.folder, sources, &load).map_err(anyhow::Error::from)?;
     let watch = execution::Watch::new(&load.device, load.dtype, model.hash()?);
+    let watch = match args.quant.asked_for() {
+        Some(name) if !model.is_quantised()? => {
+            say(&format!("warning: --quant {name} changes nothing, no weights of this model are quantised"));
+            watch
+        }
+        quant => watch.with_quant(quant),
+    };
     interrupt::check(&stop)?;
     // The model may be stricter than what could be checked without it.
     pipeline.check(&plan.options(&prompt, 0)).map_err(|error| Failure::Usage(error.into()))?;
@@ -110,8 +117,10 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
 fn load_options(args: &GenerateArgs, (conv, attention): (ConvPolicy, AttentionPolicy), device: &Device) -> LoadOptions {
     let default = if device.is_cpu() { DType::F32 } else { DType::BF16 };
     let dtype = args.dtype.map_or(default, WeightType::dtype);
-    let mut options =
-        LoadOptions::new(device.clone(), dtype).with_backends(conv, attention).with_max_vram(args.max_vram);
+    let mut options = LoadOptions::new(device.clone(), dtype)
+        .with_backends(conv, attention)
+        .with_quant(args.quant.policy())
+        .with_max_vram(args.max_vram);
     options.plan_cache = machine::cache_folder("cudnn").map(Into::into);
     options
 }

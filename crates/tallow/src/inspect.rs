@@ -1,5 +1,6 @@
 //! `tallow inspect`: what a checkpoint file, a model folder or a file of latents is.
 
+mod ltx;
 mod treatment;
 mod wan;
 
@@ -18,6 +19,8 @@ struct WithTotals<'a> {
     report: &'a Report,
     #[serde(skip_serializing_if = "Option::is_none")]
     wan: Option<&'a wan::Facts>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ltx: Option<&'a ltx::Facts>,
     tensors: usize,
     elements: u64,
     bytes: u64,
@@ -30,18 +33,22 @@ struct WithTotals<'a> {
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let report = weights::inspect(&args.path).map_err(anyhow::Error::from)?;
     let wan = wan::Facts::of(&args.path, &report);
+    let ltx = ltx::Facts::of(&args.path, &report);
     let text = if args.json {
         let (tensors, elements, bytes) = (report.tensors(), report.elements(), report.bytes());
-        let with_totals = WithTotals { report: &report, wan: wan.as_ref(), tensors, elements, bytes };
+        let with_totals =
+            WithTotals { report: &report, wan: wan.as_ref(), ltx: ltx.as_ref(), tensors, elements, bytes };
         serde_json::to_string_pretty(&with_totals).context("cannot write the report")? + "\n"
     } else {
-        table(&report, wan.as_ref())
+        let wan = wan.as_ref().map(wan::Facts::rows);
+        let ltx = ltx.as_ref().map(ltx::Facts::rows);
+        table(&report, wan.into_iter().chain(ltx).flatten())
     };
     Ok(terminal::stdout(&text)?)
 }
 
 /// The report for people. Names come from files, so they are kept from driving the terminal.
-fn table(report: &Report, wan: Option<&wan::Facts>) -> String {
+fn table(report: &Report, facts: impl Iterator<Item = (&'static str, String)>) -> String {
     let mut table = Table::default();
     table.row("path", &report.path);
     table.row("kind", &report.description);
@@ -68,7 +75,7 @@ fn table(report: &Report, wan: Option<&wan::Facts>) -> String {
             table.row(name, &value);
         }
     }
-    for (name, value) in wan.map(wan::Facts::rows).unwrap_or_default() {
+    for (name, value) in facts {
         table.row(name, &value);
     }
     if report.parts.len() > 1 {
@@ -110,7 +117,7 @@ mod tests {
     #[test]
     fn the_built_in_model_is_recognised() {
         let report = weights::inspect::inspect_folder(&demo::model()).unwrap();
-        let table = table(&report, None);
+        let table = table(&report, std::iter::empty());
         for words in ["Flux2KleinPipeline", "FLUX.2 transformer", "FLUX.2 VAE", "Qwen3 language model", "total "] {
             assert!(table.contains(words), "no {words:?} in\n{table}");
         }

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use policy::ExecutionIdentity;
+use sampling::NoiseGenerator;
 use serde::Serialize;
 
 /// Keyword of the text that other programs read.
@@ -42,11 +43,23 @@ pub(crate) struct Decoded<'a> {
     pub(crate) version: &'a str,
     /// Name of the VAE.
     pub(crate) vae: &'a str,
+    /// Seed of the decoder's noise, if it uses any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) seed: Option<u64>,
+    /// Name of the generator of that noise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rng: Option<String>,
     /// What computed it.
     pub(crate) execution: &'a ExecutionIdentity,
 }
 
-impl Decoded<'_> {
+impl<'a> Decoded<'a> {
+    /// Of frames that this version has made with a VAE and noise.
+    pub(crate) fn new(vae: &'a str, noise: Option<(u64, NoiseGenerator)>, execution: &'a ExecutionIdentity) -> Self {
+        let (seed, rng) = noise.map(|(seed, generator)| (seed, generator.to_string())).unzip();
+        Self { version: env!("CARGO_PKG_VERSION"), vae, seed, rng, execution }
+    }
+
     /// The text.
     ///
     /// # Errors

@@ -4,17 +4,21 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, ensure};
-use flux2::Components;
+use flux2::{Components, TensorSources};
 use hub::{RepoId, Settings, Want};
 use policy::Observer;
 use weights::{ModelFolder, TensorSource, sample_hash};
 
 use crate::{cli::ModelArgs, demo, failure::Failure};
 
+/// The components that have weights.
+const PARTS: [&str; 3] = ["text_encoder", "transformer", "vae"];
+
 /// A model and the name that metadata give it.
 pub(crate) struct Model {
     pub(crate) folder: ModelFolder,
-    pub(crate) components: Components,
+    /// Its components, each opened once.
+    pub(crate) sources: TensorSources,
     pub(crate) name: String,
     /// What the user should know about where it comes from.
     pub(crate) notices: Vec<String>,
@@ -26,14 +30,23 @@ impl Model {
     /// # Errors
     /// If a component cannot be read.
     pub(crate) fn hash(&self) -> anyhow::Result<String> {
-        let given = &self.components;
-        let parts = [("text_encoder", &given.text_encoder), ("transformer", &given.transformer), ("vae", &given.vae)];
-        let mut sources = Vec::new();
-        for (part, given) in parts {
-            sources.push((part, given.clone().map_or_else(|| self.folder.tensors(part), Ok)?));
-        }
+        let parts = PARTS.map(|part| Ok((part, (self.sources)(part)?)));
+        let sources = parts.into_iter().collect::<weights::Result<Vec<_>>>()?;
         let named: Vec<(&str, &dyn TensorSource)> = sources.iter().map(|(part, source)| (*part, &**source)).collect();
         Ok(sample_hash(&named)?)
+    }
+
+    /// Whether any of its weights are quantised.
+    ///
+    /// # Errors
+    /// If a component cannot be read.
+    pub(crate) fn is_quantised(&self) -> anyhow::Result<bool> {
+        for part in PARTS {
+            if (self.sources)(part)?.tensors().iter().any(|tensor| tensor.quantisation.is_some()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Opens the model that was asked for; what the hub's cache lacks is downloaded, if this program can.
@@ -79,7 +92,8 @@ impl Model {
         if let Some(transformer) = &args.transformer {
             name = file_name(transformer, true)?;
         }
-        Ok(Self { folder, components, name, notices })
+        let sources = components.sources(&folder);
+        Ok(Self { folder, sources, name, notices })
     }
 }
 
@@ -129,6 +143,11 @@ fn find(path: &Path, wanted: Wanted<'_>, observer: &dyn Observer) -> Result<(Pat
             Ok((found.path, notice))
         }
         Err(hub::Error::Cancelled(_)) => Err(Failure::Interrupted),
+        // Many repositories hold single files of a model.
+        Err(error @ hub::Error::NoSuchFile { .. }) if matches!(wanted, Wanted::Model { .. }) => {
+            let advice = format!("{text} is no model folder; a file of it can be given as --transformer {text}/FILE");
+            Err(anyhow::Error::from(error).context(advice).into())
+        }
         Err(error) => Err(anyhow::Error::from(error).context(format!("{text} is no path here")).into()),
     }
 }

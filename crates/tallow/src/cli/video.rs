@@ -5,6 +5,7 @@ use std::{path::PathBuf, str::FromStr};
 use candle_core::DType;
 use clap::{Args, ValueEnum};
 use media::FrameRate;
+use sampling::NoiseGenerator;
 use wan_vae::{BlendedTiles, Remainder, Tiling};
 
 use super::RunArgs;
@@ -28,13 +29,26 @@ pub(crate) struct DecodeArgs {
     #[command(flatten)]
     pub(crate) vae: VaeArgs,
 
-    /// Frames a second: a number or a ratio such as 30000/1001 [default: 24 for Wan 2.2 VAEs, else 16]
+    /// Decoder of an LTX VAE: conv, diffusion, or auto: the diffusion decoder if it is there
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = DecoderName::Auto)]
+    pub(crate) decoder: DecoderName,
+
+    /// Seed of the noise that the diffusion decoder makes pixels of: another seed, another fine texture [default: 0]
+    #[arg(long, value_name = "SEED", allow_negative_numbers = true)]
+    pub(crate) seed: Option<u64>,
+
+    /// Generator of that noise: philox, or torch-cpu for that of torch.randn((1, 3, F, H, W)) on a CPU [default: philox]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) rng: Option<NoiseGenerator>,
+
+    /// Frames a second: a number or a ratio such as 30000/1001 [default: 24 for Wan 2.2 and LTX VAEs, else 16]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
     pub(crate) fps: Option<FrameRate>,
 
-    /// Kind of the latents: raw ones come from a VAE (ComfyUI saves them so), normalized ones from a transformer
-    #[arg(long = "latents", value_enum, value_name = "KIND", default_value_t = LatentKind::Raw)]
-    pub(crate) latents_kind: LatentKind,
+    /// Kind of the latents: raw ones are those of a VAE's network, normalized ones those of a transformer [default: what
+    /// the file says, else raw for Wan VAEs and normalized for LTX VAEs, as ComfyUI saves them]
+    #[arg(long = "latents", value_enum, value_name = "KIND")]
+    pub(crate) latents_kind: Option<LatentKind>,
 
     #[command(flatten)]
     pub(crate) run: RunArgs,
@@ -48,14 +62,15 @@ pub(crate) struct EncodeArgs {
     #[arg(value_name = "VIDEO|IMAGE")]
     pub(crate) input: PathBuf,
 
-    /// File of latents, .latent or .safetensors: raw, as ComfyUI saves them
+    /// File of latents, .latent or .safetensors, as ComfyUI saves them: raw of a Wan VAE, normalized of an LTX VAE
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
 
     #[command(flatten)]
     pub(crate) vae: VaeArgs,
 
-    /// What to do with frames behind the last whole group: latents stand for 1 frame and then 4 each
+    /// What to do with frames behind the last whole group: latents stand for 1 frame and then 4 each (Wan) or 8
+    /// each (LTX)
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = FramePolicy::Error)]
     pub(crate) frames: FramePolicy,
 
@@ -66,7 +81,8 @@ pub(crate) struct EncodeArgs {
 /// Which VAE, where and how.
 #[derive(Debug, Args)]
 pub(crate) struct VaeArgs {
-    /// VAE: a .safetensors or .pth file of any layout, or a folder [default: the built-in demonstration VAE]
+    /// VAE: a .safetensors or .pth file of any layout, a folder, or a model folder with a component vae or
+    /// diffusion_decoder [default: the built-in demonstration VAE]
     #[arg(long, value_name = "PATH")]
     pub(crate) vae: Option<PathBuf>,
 
@@ -85,13 +101,25 @@ pub(crate) struct VaeArgs {
     /// How pictures are cut to save memory: auto, whole, bands:N, blended or blended:TILE:STRIDE
     ///
     /// Bands give the same result as whole pictures, up to the last bits, but hold all frames until the last band is done;
-    /// auto takes the fewest that fit. Blended tiles (diffusers' way, sizes in pixels) differ from the whole picture.
+    /// auto takes the fewest that fit. Blended tiles (diffusers' way, sizes in pixels) differ from the whole picture. LTX
+    /// VAEs have no bands: they cut time, exactly.
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub(crate) tiling: TilingName,
 
     /// Where to compute: cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: DeviceName,
+}
+
+/// Decoder of a VAE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DecoderName {
+    /// The diffusion decoder if it is there.
+    Auto,
+    /// The convolutional one.
+    Conv,
+    /// The one that makes pixels of noise.
+    Diffusion,
 }
 
 /// Kind of latents.
@@ -166,7 +194,27 @@ impl FromStr for DeviceName {
 
 /// A tiling by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TilingName(pub(crate) Tiling);
+pub(crate) enum TilingName {
+    Auto,
+    Whole,
+    /// Bands of rows.
+    Bands(usize),
+    /// Blended tiles: side and stride in pixels, or those of the family.
+    Blended(Option<(usize, usize)>),
+}
+
+impl TilingName {
+    /// As the VAEs of the Wan family have it.
+    pub(crate) fn wan(self) -> Tiling {
+        match self {
+            Self::Auto => Tiling::Auto,
+            Self::Whole => Tiling::Whole,
+            Self::Bands(count) => Tiling::Bands(count),
+            Self::Blended(None) => Tiling::Blended(BlendedTiles::default()),
+            Self::Blended(Some((tile, stride))) => Tiling::Blended(BlendedTiles { tile, stride }),
+        }
+    }
+}
 
 impl FromStr for TilingName {
     type Err = String;
@@ -175,18 +223,14 @@ impl FromStr for TilingName {
         let parts: Vec<&str> = text.split(':').collect();
         let number = |text: &str| text.parse::<usize>().ok();
         let tiling = match parts.as_slice() {
-            ["auto"] => Some(Tiling::Auto),
-            ["whole"] => Some(Tiling::Whole),
-            ["bands", count] => number(count).map(Tiling::Bands),
-            ["blended"] => Some(Tiling::Blended(BlendedTiles::default())),
-            ["blended", tile, stride] => {
-                let tiles = number(tile).zip(number(stride));
-                tiles.map(|(tile, stride)| Tiling::Blended(BlendedTiles { tile, stride }))
-            }
+            ["auto"] => Some(Self::Auto),
+            ["whole"] => Some(Self::Whole),
+            ["bands", count] => number(count).map(Self::Bands),
+            ["blended"] => Some(Self::Blended(None)),
+            ["blended", tile, stride] => number(tile).zip(number(stride)).map(|tiles| Self::Blended(Some(tiles))),
             _ => None,
         };
-        let expected = || "expected auto, whole, bands:N, blended or blended:TILE:STRIDE".to_owned();
-        tiling.map(Self).ok_or_else(expected)
+        tiling.ok_or_else(|| "expected auto, whole, bands:N, blended or blended:TILE:STRIDE".to_owned())
     }
 }
 
@@ -247,9 +291,11 @@ mod tests {
 
     #[test]
     fn tilings_and_devices_have_names() {
-        assert_eq!(decode(&["--tiling", "bands:3"]).unwrap().vae.tiling.0, Tiling::Bands(3));
+        assert_eq!(decode(&["--tiling", "bands:3"]).unwrap().vae.tiling.wan(), Tiling::Bands(3));
         let tiles = BlendedTiles { tile: 512, stride: 448 };
-        assert_eq!(decode(&["--tiling", "blended:512:448"]).unwrap().vae.tiling.0, Tiling::Blended(tiles));
+        assert_eq!(decode(&["--tiling", "blended:512:448"]).unwrap().vae.tiling.wan(), Tiling::Blended(tiles));
+        let tiles = BlendedTiles::default();
+        assert_eq!(decode(&["--tiling", "blended"]).unwrap().vae.tiling.wan(), Tiling::Blended(tiles));
         for bad in ["", "bands", "bands:x", "bands:-1", "blended:1", "auto:1", "tiles"] {
             assert!(decode(&["--tiling", bad]).is_err(), "{bad}");
         }
@@ -264,8 +310,16 @@ mod tests {
     fn rates_and_kinds_are_checked() {
         let args = decode(&["x", "--fps", "30000/1001", "--latents", "normalized", "--dtype", "bf16"]).unwrap();
         assert_eq!(args.fps, Some(FrameRate::new(30000, 1001).unwrap()));
-        assert_eq!((args.latents_kind, args.vae.dtype), (LatentKind::Normalized, Some(WeightType::Bf16)));
+        assert_eq!((args.latents_kind, args.vae.dtype), (Some(LatentKind::Normalized), Some(WeightType::Bf16)));
         assert_eq!(args.latents, Some(PathBuf::from("x")));
+        let args = decode(&["x", "--decoder", "diffusion", "--seed", "7", "--rng", "torch-cpu"]).unwrap();
+        assert_eq!(
+            (args.decoder, args.seed, args.rng),
+            (DecoderName::Diffusion, Some(7), Some(NoiseGenerator::TorchCpu))
+        );
+        for bad in [["--decoder", "vae"], ["--seed", "-1"], ["--rng", "mersenne"]] {
+            assert!(decode(&bad).is_err(), "{bad:?}");
+        }
         for bad in [["--fps", "0"], ["--fps", "-16"], ["--latents", "other"], ["--dtype", "f8"], ["--max-memory", "0"]]
         {
             assert!(decode(&bad).is_err(), "{bad:?}");

@@ -30,7 +30,10 @@ fn computed(quantised: &[Quantised]) -> Option<String> {
     let rotated = quantised.iter().any(|quantised| quantised.convrot.is_some());
     let rotation = if rotated { " and rotated back" } else { "" };
     (!quantised.is_empty()).then(|| {
-        format!("matrices stay as they are stored; on the CPU rows are widened{rotation} as a product needs them")
+        format!(
+            "on the CPU as stored, rows widened{rotation} as a product needs them; on CUDA widened once, unless --quant \
+             says otherwise"
+        )
     })
 }
 
@@ -41,16 +44,15 @@ fn used_by(part: &Part) -> Option<String> {
         "FLUX.2 transformer" => "generate --transformer",
         "FLUX.2 VAE" => "generate --vae",
         "Qwen3 language model" => "generate --text-encoder",
-        "Wan video VAE" => "decode --vae, encode --vae",
+        "Wan video VAE" | "LTX video VAE" => "decode --vae, encode --vae",
+        "LTX-2 diffusion decoder" => "decode --vae",
         _ => return Some("no command of this program".to_owned()),
     };
     // A component is found by itself in its folder.
     part.component.is_empty().then(|| {
-        let names = if model.layout == "diffusers" || model.layout == "transformers" || model.model == "Wan video VAE" {
-            String::new()
-        } else {
-            format!("; its {} names are translated", model.layout)
-        };
+        // Those of videos are read under all names alike.
+        let own = matches!(model.layout, "diffusers" | "transformers") || !option.starts_with("generate");
+        let names = if own { String::new() } else { format!("; its {} names are translated", model.layout) };
         format!("tallow {option}{names}")
     })
 }

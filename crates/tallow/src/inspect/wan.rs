@@ -10,6 +10,8 @@ use wan_vae::{
 };
 use weights::inspect::Report;
 
+use crate::video::count;
+
 /// What `weights` calls these VAEs.
 const VAE_MODEL: &str = "Wan video VAE";
 
@@ -138,9 +140,9 @@ impl LatentFacts {
         let Self { channels, frames, height, width, dtype, .. } = self;
         let mut rows = vec![(
             "latents",
-            format!("{channels} channels, {frames} frames of {height}x{width} (rows x columns), {dtype}"),
+            format!("{channels} channels, {} of {height}x{width} (rows x columns), {dtype}", count(*frames, "frame")),
         )];
-        let vae = self.made_by.as_deref().or_else(|| published(*channels).map(|(name, _)| name));
+        let vae = self.made_by.as_deref().or_else(|| published(*channels));
         rows.extend(vae.map(|vae| ("vae", vae.to_owned())));
         rows.extend(self.looks.map(|looks| ("looks", looks.to_owned())));
         rows.extend(self.problem.clone().map(|problem| ("problem", problem)));
@@ -149,10 +151,20 @@ impl LatentFacts {
 }
 
 /// The published VAE with so many latent channels.
-fn published(channels: usize) -> Option<(&'static str, Statistics)> {
+fn published(channels: usize) -> Option<&'static str> {
     match channels {
-        16 => Some(("Wan 2.1 VAE (also for Wan 2.2 14B) or Qwen-Image VAE, by the channels", Statistics::wan21())),
-        48 => Some(("Wan 2.2 VAE (TI2V-5B only), by the channels", Statistics::wan22())),
+        16 => Some("Wan 2.1 VAE (also for Wan 2.2 14B) or Qwen-Image VAE, by the channels"),
+        48 => Some("Wan 2.2 VAE (TI2V-5B only), by the channels"),
+        128 => Some("VAE of LTX-2, 2.3 or 2.5, by the channels"),
+        _ => None,
+    }
+}
+
+/// Statistics of its raw latents; the files of LTX hold their own.
+fn statistics(channels: usize) -> Option<Statistics> {
+    match channels {
+        16 => Some(Statistics::wan21()),
+        48 => Some(Statistics::wan22()),
         _ => None,
     }
 }
@@ -163,7 +175,7 @@ fn looks(file: &LatentFile) -> Option<&'static str> {
     if file.metadata().contains_key("vae") {
         return None;
     }
-    let (_, statistics) = published(channels)?;
+    let statistics = statistics(channels)?;
     Some(match likeness(&file.sample().ok()?, &statistics).ok()?.kind()? {
         Kind::Raw => "raw",
         Kind::Normalized => "normalized",

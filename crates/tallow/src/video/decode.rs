@@ -2,23 +2,20 @@
 
 use std::{path::Path, sync::Arc, time::Instant};
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use media::FrameRate;
-use wan_vae::{
-    ClipMemory, ClipPlan, DecodeOptions, Error, HostFrames, NormalizedLatents, RawLatents, Statistics, WanVae,
-    latent_files::{Kind, LatentFile, likeness},
-    memory,
-};
+use sampling::NoiseGenerator;
+use wan_vae::latent_files::{Kind, LatentFile, likeness};
 
 use super::{
-    VAE_KEY, caller, count, failed, frames,
+    KIND_KEY, VAE_KEY, count, ltx,
     picture::{Format, Pictures, is_stdout},
-    plan, summary,
-    vae::Vae,
+    summary, wan,
 };
 use crate::{
-    cli::{DecodeArgs, LatentKind},
+    cli::{DecodeArgs, DecoderName, LatentKind},
     demo,
+    execution::Watch,
     failure::Failure,
     interrupt, logging,
     metadata::Decoded,
@@ -26,6 +23,60 @@ use crate::{
     progress::Progress,
     terminal,
 };
+
+/// Latents with a VAE that they fit, and what will become of them. Nothing is computed before it is loaded.
+pub(super) trait Clip {
+    /// The latents.
+    fn latents(&self) -> &LatentFile;
+
+    /// Their kind.
+    fn kind(&self) -> LatentKind;
+
+    /// Mean and standard deviation of raw latents, if they are known.
+    fn statistics(&self) -> anyhow::Result<Option<wan_vae::Statistics>>;
+
+    /// The VAE, for metadata.
+    fn vae_name(&self) -> String;
+
+    /// The frames that it will have.
+    fn frames(&self) -> Frames;
+
+    /// The VAE, the way it will work and the memory that it will take, in words.
+    fn how(&self) -> String;
+
+    /// Seed and generator of noise, if the decoder uses any.
+    fn noise(&self) -> Option<(u64, NoiseGenerator)>;
+
+    /// Looks at those values of the VAE that are known to be damaged in some copies.
+    ///
+    /// # Errors
+    /// If they are.
+    fn check_values(&self) -> anyhow::Result<()>;
+
+    /// Reads the weights, and begins to watch what computes.
+    ///
+    /// # Errors
+    /// If they are damaged.
+    fn load(self: Box<Self>) -> anyhow::Result<(Box<dyn Decoder>, Watch)>;
+}
+
+/// A clip whose VAE is loaded.
+pub(super) trait Decoder {
+    /// Makes the frames.
+    ///
+    /// # Errors
+    /// If the computation or the place of the pictures fails, or the observer ends the run.
+    fn decode(&self, progress: &Progress, pictures: &mut Pictures) -> anyhow::Result<()>;
+}
+
+/// Frames of a clip.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Frames {
+    pub(super) count: usize,
+    pub(super) width: usize,
+    pub(super) height: usize,
+    pub(super) rate: FrameRate,
+}
 
 /// Makes the video.
 ///
@@ -45,32 +96,34 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<(), Failure> {
     }
     let latents = open_latents(args.latents.as_deref())?;
     check_origin(args, &latents)?;
-    let vae = Vae::open(&args.vae)?;
-    let clip = Clip::new(args, latents, &vae)?;
-    vae.check_values()?;
+    let clip = open_clip(args, latents)?;
+    clip.check_values()?;
+    let frames = clip.frames();
     // Standard output would hold the head of a video already.
-    let begin = || clip.begin(&args.output, format);
+    let begin = || Pictures::create(&args.output, format, (frames.count, frames.width, frames.height), frames.rate);
     let begun = if to_stdout { None } else { Some(begin()?) };
-    clip.latents.check_finite().map_err(failed)?;
-    clip.warn_of_kind(args)?;
+    clip.latents().check_finite().map_err(anyhow::Error::from)?;
+    warn(args, &*clip)?;
 
     let stop = interrupt::install(args.run.quiet)?;
     args.run.start_threads()?;
-    args.run.say(&clip.summary(&vae));
-    let name = vae.name();
-    let (vae, watch) = vae.load()?;
+    let Frames { count: number, width, height, rate } = frames;
+    let of = format!("{} of {width}x{height} at {rate} a second", count(number, "frame"));
+    args.run.say(&format!("{}: {of} with the {}", clip.latents().name(), clip.how()));
+    let (name, noise) = (clip.vae_name(), clip.noise());
+    let (decoder, watch) = clip.load()?;
     interrupt::check(&stop)?;
     let mut pictures = match begun {
         Some(pictures) => pictures,
         None => begin()?,
     };
     let progress = Progress::new(stop.clone(), 1, args.run.quiet);
-    let decoded = clip.decode(&vae, &progress, &mut pictures);
+    let decoded = decoder.decode(&progress, &mut pictures);
     progress.clear();
     interrupt::check(&stop)?;
     let written = decoded.and_then(|()| {
         let identity = watch.identity(&args.run)?;
-        let about = Decoded { version: env!("CARGO_PKG_VERSION"), vae: &name, execution: &identity };
+        let about = Decoded::new(&name, noise, &identity);
         if args.run.verbose > 0 && args.output.exists() {
             args.run.say(&format!("replacing {}", args.output.display()));
         }
@@ -89,11 +142,10 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<(), Failure> {
 }
 
 fn open_latents(path: Option<&Path>) -> anyhow::Result<LatentFile> {
-    let opened = match path {
-        Some(path) => LatentFile::open(path),
-        None => LatentFile::from_bytes(Arc::new(demo::clip()), demo::CLIP_NAME),
-    };
-    opened.map_err(failed)
+    Ok(match path {
+        Some(path) => LatentFile::open(path)?,
+        None => LatentFile::from_bytes(Arc::new(demo::clip()), demo::CLIP_NAME)?,
+    })
 }
 
 /// The built-in VAE makes nothing but noise of other latents than its own, whatever their shape.
@@ -108,117 +160,59 @@ fn check_origin(args: &DecodeArgs, latents: &LatentFile) -> Result<(), Failure> 
     )))
 }
 
+/// The latents with the VAE of the family that `--vae` leads to.
+fn open_clip<'a>(args: &'a DecodeArgs, latents: LatentFile) -> Result<Box<dyn Clip + 'a>, Failure> {
+    if let Some(files) = ltx::find(args.vae.vae.as_deref())? {
+        return Ok(Box::new(ltx::decode::LtxClip::new(args, latents, files)?));
+    }
+    let vae = wan::Vae::open(&args.vae)?;
+    if args.decoder == DecoderName::Diffusion {
+        return Err(Failure::Usage(anyhow!("--decoder diffusion: only LTX VAEs have one, this is a {}", vae.name())));
+    }
+    Ok(Box::new(wan::decode::WanClip::new(args, latents, vae)?))
+}
+
+/// The kind that was asked for, that the file names, or that files of this family have.
+pub(super) fn kind_of(args: &DecodeArgs, latents: &LatentFile, family: LatentKind) -> LatentKind {
+    let named = match latents.metadata().get(KIND_KEY).map(String::as_str) {
+        Some("raw") => Some(LatentKind::Raw),
+        Some("normalized") => Some(LatentKind::Normalized),
+        _ => None,
+    };
+    args.latents_kind.or(named).unwrap_or(family)
+}
+
+/// Says what may be a mistake.
+fn warn(args: &DecodeArgs, clip: &dyn Clip) -> anyhow::Result<()> {
+    if clip.noise().is_none() && (args.seed.is_some() || args.rng.is_some()) {
+        args.run.say("warning: --seed and --rng have no effect: this decoder uses no noise");
+    }
+    let Some(statistics) = clip.statistics()? else { return Ok(()) };
+    let looks = likeness(&clip.latents().sample()?, &statistics)?.kind();
+    let (said, looks) = match (clip.kind(), looks) {
+        (LatentKind::Raw, Some(Kind::Normalized)) => ("raw", "normalized"),
+        (LatentKind::Normalized, Some(Kind::Raw)) => ("normalized", "raw"),
+        _ => return Ok(()),
+    };
+    args.run.say(&format!(
+        "warning: the latents are decoded as {said} ones but look like {looks} ones of this vae; if the colours are wrong, \
+         try --latents {looks}"
+    ));
+    Ok(())
+}
+
+/// Writes frames that a decoder has made.
+///
+/// # Errors
+/// If they are broken or cannot be written.
+pub(super) fn write(pictures: &mut Pictures, frames: &wan_vae::HostFrames) -> anyhow::Result<()> {
+    for picture in super::frames::pictures(frames).context("cannot read the frames")? {
+        pictures.write(picture)?;
+    }
+    Ok(())
+}
+
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let kinds = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
     kinds.map(std::io::Error::kind).any(|kind| kind == std::io::ErrorKind::BrokenPipe)
-}
-
-/// Latents that fit a VAE, and what will become of them.
-struct Clip {
-    latents: LatentFile,
-    statistics: Option<Statistics>,
-    kind: LatentKind,
-    options: DecodeOptions,
-    plan: ClipPlan,
-    bytes: u64,
-    frames: usize,
-    height: usize,
-    width: usize,
-    fps: FrameRate,
-}
-
-impl Clip {
-    fn new(args: &DecodeArgs, latents: LatentFile, vae: &Vae<'_>) -> anyhow::Result<Self> {
-        let architecture = vae.architecture();
-        let (channels, count, height, width) = latents.extents();
-        if architecture.decoder.is_none() {
-            return Err(failed(Error::Missing { part: "decoder" }));
-        }
-        if channels != architecture.z_dim {
-            return Err(failed(Error::Channels { got: channels, expected: architecture.z_dim }));
-        }
-        vae.check_colours(architecture.out_channels())?;
-        let statistics = vae.checkpoint().statistics.clone();
-        if args.latents_kind == LatentKind::Normalized && statistics.is_none() {
-            return Err(anyhow!(
-                "--latents normalized: mean and standard deviation of the latents are not known for this vae, expected \
-                 a config.json beside its weights"
-            ));
-        }
-        let options = DecodeOptions::default().with_max_bytes(vae.max_bytes()).with_tiling(args.vae.tiling.0);
-        let extents = (count, height, width);
-        let plan = memory::decode_plan(architecture, vae.precision(), extents, &options);
-        let plan = plan.map_err(|error| vae.explain(error))?;
-        let bytes = ClipMemory::decode(architecture, vae.precision(), extents, plan).total();
-        let fps = match args.fps {
-            Some(fps) => fps,
-            None => FrameRate::new(if vae.is_wan22() { 24 } else { 16 }, 1)?,
-        };
-        let factor = architecture.spatial_factor();
-        Ok(Self {
-            statistics,
-            kind: args.latents_kind,
-            options,
-            plan,
-            bytes,
-            frames: architecture.frames(count),
-            height: height * factor,
-            width: width * factor,
-            fps,
-            latents,
-        })
-    }
-
-    fn begin(&self, path: &Path, format: Format) -> anyhow::Result<Pictures> {
-        Pictures::create(path, format, (self.frames, self.width, self.height), self.fps)
-    }
-
-    /// Compares statistics of the latents with those of the kind that they are said to be.
-    fn warn_of_kind(&self, args: &DecodeArgs) -> anyhow::Result<()> {
-        let Some(statistics) = &self.statistics else { return Ok(()) };
-        let looks = likeness(&self.latents.sample().map_err(failed)?, statistics).map_err(failed)?.kind();
-        let (said, looks) = match (self.kind, looks) {
-            (LatentKind::Raw, Some(Kind::Normalized)) => ("raw", "normalized"),
-            (LatentKind::Normalized, Some(Kind::Raw)) => ("normalized", "raw"),
-            _ => return Ok(()),
-        };
-        args.run.say(&format!(
-            "warning: the latents are decoded as {said} ones but look like {looks} ones of this vae; if the colours are \
-             wrong, try --latents {looks}"
-        ));
-        Ok(())
-    }
-
-    fn summary(&self, vae: &Vae<'_>) -> String {
-        format!(
-            "{}: {} of {}x{} at {} a second with the {}, {}, about {}",
-            self.latents.name(),
-            count(self.frames, "frame"),
-            self.width,
-            self.height,
-            self.fps,
-            vae.title(),
-            plan(self.plan),
-            terminal::bytes(self.bytes),
-        )
-    }
-
-    fn decode(&self, vae: &WanVae, progress: &Progress, pictures: &mut Pictures) -> anyhow::Result<()> {
-        let (_, count, height, width) = self.latents.extents();
-        let mut fetch = |range: std::ops::Range<usize>| {
-            let latents = self.latents.frames(range.start, range.len())?;
-            match self.kind {
-                LatentKind::Raw => RawLatents::new(latents),
-                LatentKind::Normalized => vae.denormalize(&NormalizedLatents::new(latents)?),
-            }
-        };
-        let mut write = |frames: HostFrames| {
-            for picture in frames::pictures(&frames).map_err(|error| caller("cannot read the frames", error))? {
-                pictures.write(picture).map_err(|error| caller("cannot write the video", error))?;
-            }
-            Ok(())
-        };
-        let extents = (count, height, width);
-        vae.decode_stream_rgb8(extents, &mut fetch, &self.options, progress, &mut write).map_err(failed)
-    }
 }

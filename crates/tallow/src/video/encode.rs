@@ -2,20 +2,77 @@
 
 use std::{path::Path, time::Instant};
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use candle_core::Tensor;
 use media::{VideoReader, open_video};
 use policy::{CancelToken, ExecutionIdentity};
-use wan_vae::{ClipMemory, ClipPlan, EncodeOptions, EncodedClip, Error, Remainder, WanVae, memory};
 use weights::write::Metadata;
 
 use super::{
-    VAE_KEY, caller, count, failed, frames,
+    KIND_KEY, VAE_KEY, count, frames,
     latents::{LatentWriter, check_name},
-    summary,
-    vae::Vae,
+    ltx, summary, wan,
 };
-use crate::{cli::EncodeArgs, execution, failure::Failure, interrupt, logging, output, progress::Progress, terminal};
+use crate::{
+    cli::{EncodeArgs, FramePolicy},
+    execution::{self, Watch},
+    failure::Failure,
+    interrupt, logging, output,
+    progress::Progress,
+    terminal,
+};
+
+/// A video with a VAE that it fits. Nothing is computed before it is loaded.
+pub(super) trait Clip {
+    /// The VAE, for metadata.
+    fn vae_name(&self) -> String;
+
+    /// `raw` or `normalized`.
+    fn kind(&self) -> &'static str;
+
+    /// Channels, height and width of the latents.
+    fn latent_extents(&self) -> (usize, usize, usize);
+
+    /// The video.
+    fn video(&self) -> &Video;
+
+    /// The VAE, the way it will work and the memory that it will take, in words.
+    fn how(&self) -> String;
+
+    /// Looks at those values of the VAE that are known to be damaged in some copies.
+    ///
+    /// # Errors
+    /// If they are.
+    fn check_values(&self) -> anyhow::Result<()>;
+
+    /// Reads the weights, and begins to watch what computes.
+    ///
+    /// # Errors
+    /// If they are damaged.
+    fn load(self: Box<Self>) -> anyhow::Result<(Box<dyn Encoder>, Watch)>;
+}
+
+/// A clip whose VAE is loaded.
+pub(super) trait Encoder {
+    /// Makes the latents.
+    ///
+    /// # Errors
+    /// If the video cannot be read, the computation or the place of the latents fails, or the observer ends the run.
+    fn encode(self: Box<Self>, progress: &Progress, latents: &mut LatentWriter) -> anyhow::Result<Encoded>;
+}
+
+/// What was made of a clip.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Encoded {
+    /// Frames that the clip had.
+    pub(super) frames: usize,
+    /// Latent frames made.
+    pub(super) latents: usize,
+    /// Frames at the end that were left out.
+    pub(super) trimmed: usize,
+    /// Copies of the last frame that were added.
+    pub(super) repeated: usize,
+}
 
 /// Makes the latents.
 ///
@@ -26,19 +83,31 @@ pub(crate) fn run(args: &EncodeArgs) -> Result<(), Failure> {
     logging::install(args.run.quiet, args.run.verbose);
     check_name(&args.output).map_err(Failure::Usage)?;
     output::check_place(&args.output)?;
-    let vae = Vae::open(&args.vae)?;
-    let stop = interrupt::install(args.run.quiet)?;
-    let clip = Clip::open(args, &vae, &stop)?;
-    vae.check_values()?;
-    let name = vae.name();
-    let mut latents = LatentWriter::create(&args.output, clip.latent_extents(&vae))?;
+    let files = ltx::find(args.vae.vae.as_deref())?;
+    let (stop, clip): (_, Box<dyn Clip + '_>) = match files {
+        Some(files) => {
+            let vae = ltx::encode::LtxEncoder::new(args, files)?;
+            let stop = interrupt::install(args.run.quiet)?;
+            let clip = vae.open(args, &stop)?;
+            (stop, Box::new(clip))
+        }
+        None => {
+            let vae = wan::Vae::open(&args.vae)?;
+            let stop = interrupt::install(args.run.quiet)?;
+            let clip = wan::encode::WanClip::open(args, vae, &stop)?;
+            (stop, Box::new(clip))
+        }
+    };
+    clip.check_values()?;
+    let (name, kind) = (clip.vae_name(), clip.kind());
+    let mut latents = LatentWriter::create(&args.output, clip.latent_extents())?;
 
     args.run.start_threads()?;
-    args.run.say(&clip.summary(&vae));
-    let (vae, watch) = vae.load()?;
+    args.run.say(&format!("{} with the {}", clip.video().summary(), clip.how()));
+    let (encoder, watch) = clip.load()?;
     interrupt::check(&stop)?;
     let progress = Progress::new(stop.clone(), 1, args.run.quiet);
-    let encoded = clip.encode(&vae, &progress, &mut latents);
+    let encoded = encoder.encode(&progress, &mut latents);
     progress.clear();
     interrupt::check(&stop)?;
     let encoded = encoded?;
@@ -48,7 +117,7 @@ pub(crate) fn run(args: &EncodeArgs) -> Result<(), Failure> {
     if args.run.verbose > 0 && args.output.exists() {
         args.run.say(&format!("replacing {}", args.output.display()));
     }
-    latents.finish(&metadata(name, &watch.identity(&args.run)?)?)?;
+    latents.finish(&metadata(name, kind, &watch.identity(&args.run)?)?)?;
     if !args.run.quiet {
         terminal::stdout(&format!("{}\n", args.output.display()))?;
     }
@@ -61,18 +130,18 @@ pub(crate) fn run(args: &EncodeArgs) -> Result<(), Failure> {
 ///
 /// # Errors
 /// Those of [`execution::json`].
-fn metadata(vae: String, identity: &ExecutionIdentity) -> anyhow::Result<Metadata> {
+fn metadata(vae: String, kind: &str, identity: &ExecutionIdentity) -> anyhow::Result<Metadata> {
     let entries = [
         (VAE_KEY, vae),
         (execution::KEY, execution::json(identity)?),
-        ("latents", "raw".to_owned()),
+        (KIND_KEY, kind.to_owned()),
         ("software", concat!("tallow ", env!("CARGO_PKG_VERSION")).to_owned()),
     ];
     Ok(entries.map(|(key, value)| (key.to_owned(), value)).into())
 }
 
 /// What was done with frames that filled no group.
-fn notice(clip: &EncodedClip) -> Option<String> {
+fn notice(clip: &Encoded) -> Option<String> {
     match (clip.trimmed, clip.repeated) {
         (0, 0) => None,
         (0, repeated) => Some(format!("the last frame is repeated {repeated} times")),
@@ -80,78 +149,55 @@ fn notice(clip: &EncodedClip) -> Option<String> {
     }
 }
 
-/// A video that fits a VAE.
-struct Clip {
-    name: String,
-    reader: VideoReader,
+/// A video whose frames fit a VAE.
+pub(super) struct Video {
+    pub(super) name: String,
+    pub(super) reader: VideoReader,
     /// Unknown for standard input.
-    frames: Option<usize>,
-    options: EncodeOptions,
-    plan: Option<(ClipPlan, u64)>,
+    pub(super) frames: Option<usize>,
 }
 
-impl Clip {
-    fn open(args: &EncodeArgs, vae: &Vae<'_>, stop: &CancelToken) -> Result<Self, Failure> {
-        let architecture = vae.architecture();
-        if architecture.encoder.is_none() {
-            return Err(failed(Error::Missing { part: "encoder" }).into());
-        }
-        vae.check_colours(architecture.in_channels())?;
+impl Video {
+    /// Opens a video whose sides are multiples of `side`, and reads it once, so that nothing in it ends the run when most of
+    /// the work is done. Latents stand for 1 frame and then `group` each.
+    ///
+    /// # Errors
+    /// If it cannot be read or does not fit; an interruption.
+    pub(super) fn open(args: &EncodeArgs, side: usize, group: usize, stop: &CancelToken) -> Result<Self, Failure> {
         let reader = open_video(&args.input).map_err(anyhow::Error::from)?;
-        let (name, size) = (args.input.display().to_string(), (reader.height(), reader.width()));
-        for (axis, side) in [("width", size.1), ("height", size.0)] {
-            check_side(&name, axis, side, architecture.encoder_spatial_factor())?;
+        let name = args.input.display().to_string();
+        for (axis, got) in [("width", reader.width()), ("height", reader.height())] {
+            check_side(&name, axis, got, side)?;
         }
         let frames = if args.input == Path::new("-") { None } else { Some(survey(&args.input, stop)?) };
-        let remainder = args.frames.remainder();
-        let options = EncodeOptions::default()
-            .with_remainder(remainder)
-            .with_max_bytes(vae.max_bytes())
-            .with_tiling(args.vae.tiling.0);
-        let mut plan = None;
-        if let Some(frames) = frames {
-            let group = architecture.temporal_factor();
-            if remainder == Remainder::Refuse && !(frames - 1).is_multiple_of(group) {
-                let below = (frames - 1) / group * group + 1;
-                let nearest = format!("{below} or {}", below + group);
-                let error = failed(Error::Frames { got: frames, group, nearest });
-                return Err(error.context(format!("{name}: --frames error")).into());
-            }
-            let extents = (frames, size.0, size.1);
-            let found = memory::encode_plan(architecture, vae.precision(), extents, &options);
-            let found = found.map_err(|error| vae.explain(error))?;
-            plan = Some((found, ClipMemory::encode(architecture, vae.precision(), extents, found).total()));
+        if args.frames == FramePolicy::Error
+            && let Some(frames) = frames
+        {
+            check_frames(frames, group).map_err(|error| error.context(format!("{name}: --frames error")))?;
         }
-        Ok(Self { name, reader, frames, options, plan })
+        Ok(Self { name, reader, frames })
     }
 
-    /// Channels, height and width.
-    fn latent_extents(&self, vae: &Vae<'_>) -> (usize, usize, usize) {
-        let architecture = vae.architecture();
-        let factor = architecture.encoder_spatial_factor();
-        (architecture.z_dim, self.reader.height() / factor, self.reader.width() / factor)
-    }
-
-    fn summary(&self, vae: &Vae<'_>) -> String {
+    fn summary(&self) -> String {
         let frames = self.frames.map_or_else(|| "frames".to_owned(), |frames| count(frames, "frame"));
-        let size = format!("{}x{}", self.reader.width(), self.reader.height());
-        let mut text = format!("{}: {frames} of {size} with the {}", self.name, vae.title());
-        if let Some((plan, bytes)) = self.plan {
-            text.push_str(&format!(", {}, about {}", super::plan(plan), terminal::bytes(bytes)));
-        }
-        text
+        format!("{}: {frames} of {}x{}", self.name, self.reader.width(), self.reader.height())
     }
+}
 
-    fn encode(self, vae: &WanVae, progress: &Progress, latents: &mut LatentWriter) -> anyhow::Result<EncodedClip> {
-        let mut frames = Frames { reader: self.reader, left: self.frames };
-        let mut write =
-            |made: wan_vae::RawLatents| latents.write(&made).map_err(|error| caller("cannot write the latents", error));
-        let encoded = vae.encode_clip(&mut frames, &self.options, progress, &mut write);
-        encoded.map_err(|error| match error {
-            Error::Frames { .. } => failed(error).context(self.name),
-            other => failed(other),
-        })
+/// Holds a number of frames to one that latents stand for.
+///
+/// # Errors
+/// If it is another.
+pub(super) fn check_frames(frames: usize, group: usize) -> anyhow::Result<()> {
+    let over = frames.saturating_sub(1) % group;
+    if over == 0 {
+        return Ok(());
     }
+    let below = frames - over;
+    Err(anyhow!(
+        "{frames} frames are not possible: a clip has 1 frame more than a multiple of {group}, nearest: {below} or {}",
+        below + group
+    ))
 }
 
 /// The side must be one that can be halved as often as the encoder does.
@@ -165,8 +211,7 @@ fn check_side(name: &str, axis: &str, side: usize, multiple: usize) -> anyhow::R
     bail!("{name}: {axis} {side} is not possible: it must be a multiple of {multiple}, nearest: {nearest}")
 }
 
-/// Reads the whole video once, so that nothing in it ends the run when most of the work is done; says how many frames it
-/// has.
+/// How many frames a video has.
 fn survey(path: &Path, stop: &CancelToken) -> Result<usize, Failure> {
     let mut frames = 0;
     for frame in open_video(path).map_err(anyhow::Error::from)? {
@@ -177,27 +222,10 @@ fn survey(path: &Path, stop: &CancelToken) -> Result<usize, Failure> {
     Ok(frames)
 }
 
-/// The frames of a video as the encoder takes them.
-struct Frames {
-    reader: VideoReader,
-    left: Option<usize>,
-}
-
-impl Iterator for Frames {
-    type Item = wan_vae::Result<Tensor>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let picture = self.reader.next()?;
-        self.left = self.left.map(|left| left.saturating_sub(1));
-        let picture = picture.map_err(|error| caller("cannot read the video", error));
-        Some(
-            picture.and_then(|picture| frames::frame(&picture).map_err(|error| caller("cannot read the video", error))),
-        )
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.left.unwrap_or(0), self.left)
-    }
+/// The next frame of a video as an encoder takes it, `[3, 1, H, W]`.
+pub(super) fn next_frame(reader: &mut VideoReader) -> Option<anyhow::Result<Tensor>> {
+    let picture = reader.next()?;
+    Some(picture.map_err(anyhow::Error::from).and_then(|picture| Ok(frames::frame(&picture)?)))
 }
 
 #[cfg(test)]
@@ -210,5 +238,15 @@ mod tests {
         let message = |side| check_side("a.png", "width", side, 16).unwrap_err().to_string();
         assert!(message(1000).ends_with("nearest: 992 or 1008"), "{}", message(1000));
         assert!(message(7).ends_with("nearest: 16"), "{}", message(7));
+    }
+
+    #[test]
+    fn lengths_have_nearest_legal_ones() {
+        for (frames, group) in [(1, 4), (5, 4), (1, 8), (121, 8)] {
+            assert!(check_frames(frames, group).is_ok(), "{frames}");
+        }
+        let message = |frames, group| check_frames(frames, group).unwrap_err().to_string();
+        assert!(message(10, 4).ends_with("a multiple of 4, nearest: 9 or 13"), "{}", message(10, 4));
+        assert!(message(120, 8).ends_with("a multiple of 8, nearest: 113 or 121"), "{}", message(120, 8));
     }
 }

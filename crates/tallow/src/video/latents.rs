@@ -7,9 +7,9 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use candle_core::DType;
+use candle_core::{DType, Tensor};
 use media::OutputFile;
-use wan_vae::{RawLatents, latent_files};
+use wan_vae::latent_files;
 use weights::write::Metadata;
 
 /// Large enough that a write is worth its call.
@@ -56,16 +56,16 @@ impl LatentWriter {
         Ok(Self { path: path.to_owned(), output, waiting, frames: 0, extents })
     }
 
-    /// Takes the next latent frames.
+    /// Takes the next latent frames, `[z, n, h, w]`.
     ///
     /// # Errors
-    /// If the disk is full or fails.
-    pub(crate) fn write(&mut self, latents: &RawLatents) -> anyhow::Result<()> {
-        let (channels, frames, height, width) = latents.extents();
+    /// If they are of other extents; if the disk is full or fails.
+    pub(crate) fn write(&mut self, latents: &Tensor) -> anyhow::Result<()> {
+        let (channels, frames, height, width) = latents.dims4()?;
         let found = (channels, height, width);
         ensure!(found == self.extents, "latents of {found:?} (channels, height, width), expected {:?}", self.extents);
         for frame in 0..frames {
-            let values = latents.tensor().narrow(1, frame, 1).and_then(|x| x.to_dtype(DType::F32)?.flatten_all());
+            let values = latents.narrow(1, frame, 1).and_then(|x| x.to_dtype(DType::F32)?.flatten_all());
             let values: Vec<f32> = values.and_then(|x| x.to_vec1()).context("cannot read the latents")?;
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             self.waiting.write_all(&bytes).with_context(|| format!("cannot write {}", self.path.display()))?;
@@ -105,8 +105,8 @@ impl LatentWriter {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{Device, Tensor};
-    use wan_vae::latent_files::LatentFile;
+    use candle_core::Device;
+    use wan_vae::{RawLatents, latent_files::LatentFile};
 
     use super::*;
 
@@ -118,10 +118,9 @@ mod tests {
         let all = Tensor::from_vec(values, (3, 4, 2, 5), &Device::Cpu).unwrap();
         let mut file = LatentWriter::create(&path, (3, 2, 5)).unwrap();
         for (first, count) in [(0, 1), (1, 2), (3, 1)] {
-            file.write(&RawLatents::new(all.narrow(1, first, count).unwrap()).unwrap()).unwrap();
+            file.write(&all.narrow(1, first, count).unwrap()).unwrap();
         }
-        let other = RawLatents::new(all.narrow(2, 0, 1).unwrap()).unwrap();
-        assert!(file.write(&other).is_err());
+        assert!(file.write(&all.narrow(2, 0, 1).unwrap()).is_err());
         let metadata = Metadata::from([("vae".to_owned(), "x".to_owned())]);
         file.finish(&metadata).unwrap();
         let read = LatentFile::open(&path).unwrap();

@@ -2,35 +2,32 @@
 //!
 //! Everything that can be wrong with a request is found before the weights are loaded, as far as files can be read twice:
 //! first what does not depend on the machine (exit code 2), then the files (exit code 1).
+//!
+//! | file | what |
+//! |---|---|
+//! | `decode.rs`, `encode.rs` | the course of a run, whatever the family |
+//! | `wan/`, `ltx/` | what a family does at each step |
+//! | `latents.rs`, `picture.rs`, `frames.rs` | files of latents, files of frames, and tensors between them |
 
 pub(crate) mod decode;
 pub(crate) mod encode;
 mod frames;
 mod latents;
+mod ltx;
 mod picture;
-mod vae;
+mod wan;
 
 use std::time::Instant;
 
-use wan_vae::{ClipPlan, Error};
+use candle_core::{DType, Device};
+use weights::{TensorSource, sample_hash};
 
-use crate::{machine, terminal};
+use crate::{cli::VaeArgs, machine, terminal};
 
 /// Key of a latent file's metadata that names the VAE that made it.
 const VAE_KEY: &str = "vae";
-
-/// What the library reports, or what a caller's own part of the work did, without a frame around it.
-fn failed(error: Error) -> anyhow::Error {
-    match error {
-        Error::Caller { source, .. } => anyhow::Error::from_boxed(source),
-        other => other.into(),
-    }
-}
-
-/// An error of the caller's part of the work, on its way through the library.
-fn caller(what: &'static str, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    Error::Caller { what, source: error.into() }
-}
+/// Key of a latent file's metadata that says whether its values are raw or normalized.
+const KIND_KEY: &str = "latents";
 
 /// How long a run took and how much memory it held.
 fn summary(start: Instant) -> String {
@@ -42,16 +39,45 @@ fn summary(start: Instant) -> String {
 }
 
 /// `1 frame`, `9 frames`.
-fn count(number: usize, of: &str) -> String {
+pub(crate) fn count(number: usize, of: &str) -> String {
     if number == 1 { format!("1 {of}") } else { format!("{number} {of}s") }
 }
 
-/// A plan in words.
-fn plan(plan: ClipPlan) -> String {
-    match plan {
-        ClipPlan::Whole => "whole pictures".to_owned(),
-        ClipPlan::Bands(bands) => count(bands, "band"),
-        ClipPlan::Blended(_) => "blended tiles, which differ from the whole picture".to_owned(),
-        other => format!("{other:?}"),
+/// Most bytes that a run may take.
+#[derive(Debug, Clone, Copy)]
+struct Limit {
+    /// None is no limit.
+    bytes: Option<u64>,
+    /// Whether somebody asked for it.
+    asked: bool,
+}
+
+impl Limit {
+    /// The one that was asked for, else what is available on the device, if that is known.
+    fn of(args: &VaeArgs, device: &Device) -> Self {
+        let available = || match device {
+            Device::Cpu => machine::memory().1,
+            // If the driver does not say, the run will.
+            device => candle_fork::memory::available(device).ok().flatten(),
+        };
+        Self { bytes: args.max_memory.or_else(available), asked: args.max_memory.is_some() }
     }
+
+    /// Says where a limit that was too small comes from.
+    fn explain(self, error: anyhow::Error) -> anyhow::Error {
+        if self.asked {
+            return error;
+        }
+        anyhow::anyhow!("{error}, which is what is available now; --max-memory overrides it")
+    }
+}
+
+/// A hash of weights that are kept in `dtype`.
+///
+/// # Errors
+/// If they cannot be read.
+fn weights_hash(source: &dyn TensorSource, stored: DType, dtype: DType) -> anyhow::Result<String> {
+    let hash = sample_hash(&[("vae", source)])?;
+    // Weights that were rounded are other weights.
+    Ok(if dtype != DType::F32 && dtype != stored { format!("{hash} as {}", dtype.as_str()) } else { hash })
 }

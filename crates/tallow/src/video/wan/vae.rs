@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use anyhow::{anyhow, ensure};
-use candle_core::{DType, Device};
+use anyhow::ensure;
+use candle_core::DType;
 use policy::ModelFamily;
 use wan_vae::{Architecture, Checkpoint, Error, LoadOptions, Precision, Variant, WanVae, checkpoint};
-use weights::sample_hash;
 
-use super::failed;
+use super::{
+    super::{Limit, weights_hash},
+    failed,
+};
 use crate::{
     cli::{VaeArgs, WeightType},
     demo, device,
@@ -18,7 +20,7 @@ use crate::{
 };
 
 /// A VAE whose tensors are all there.
-pub(crate) struct Vae<'a> {
+pub(in crate::video) struct Vae<'a> {
     args: &'a VaeArgs,
     checkpoint: Checkpoint,
     options: LoadOptions,
@@ -29,7 +31,7 @@ impl<'a> Vae<'a> {
     ///
     /// # Errors
     /// A device that this build or machine does not have; a file that is no VAE.
-    pub(crate) fn open(args: &'a VaeArgs) -> Result<Self, Failure> {
+    pub(in crate::video) fn open(args: &'a VaeArgs) -> Result<Self, Failure> {
         let dtype = args.dtype.map(WeightType::dtype);
         let (conv, attention) = execution::backends(ModelFamily::WanVae)?;
         let mut options = LoadOptions::default().with_device(device::open(args.device)?).with_dtype(dtype);
@@ -43,21 +45,21 @@ impl<'a> Vae<'a> {
         Ok(Self { args, checkpoint: checkpoint.map_err(failed)?, options })
     }
 
-    pub(crate) fn architecture(&self) -> &Architecture {
+    pub(in crate::video) fn architecture(&self) -> &Architecture {
         &self.checkpoint.architecture
     }
 
-    pub(crate) fn checkpoint(&self) -> &Checkpoint {
+    pub(in crate::video) fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint
     }
 
     /// For metadata.
-    pub(crate) fn name(&self) -> String {
+    pub(in crate::video) fn name(&self) -> String {
         if self.is_built_in() { demo::VAE_NAME.to_owned() } else { self.checkpoint.variant.to_string() }
     }
 
     /// For messages.
-    pub(crate) fn title(&self) -> String {
+    pub(in crate::video) fn title(&self) -> String {
         let built_in = if self.is_built_in() { "built-in " } else { "" };
         format!("{built_in}{}, weights {}", self.name(), self.dtype().as_str())
     }
@@ -67,7 +69,7 @@ impl<'a> Vae<'a> {
     }
 
     /// Whether it is one of the Wan 2.2 family.
-    pub(crate) fn is_wan22(&self) -> bool {
+    pub(in crate::video) fn is_wan22(&self) -> bool {
         matches!(self.checkpoint.variant, Variant::Wan22 | Variant::Wan22Pruned)
     }
 
@@ -76,26 +78,23 @@ impl<'a> Vae<'a> {
     }
 
     /// Element types, and where it computes.
-    pub(crate) fn precision(&self) -> Precision {
+    pub(in crate::video) fn precision(&self) -> Precision {
         Precision::new(self.options.device.location(), self.dtype())
     }
 
-    /// Most bytes that the run may take: those that were asked for, else those that are available, if that is known.
-    pub(crate) fn max_bytes(&self) -> Option<u64> {
-        let available = || match &self.options.device {
-            Device::Cpu => machine::memory().1,
-            // If the driver does not say, the run will.
-            device => candle_fork::memory::available(device).ok().flatten(),
-        };
-        self.args.max_memory.or_else(available)
+    fn limit(&self) -> Limit {
+        Limit::of(self.args, &self.options.device)
+    }
+
+    /// Most bytes that the run may take.
+    pub(in crate::video) fn max_bytes(&self) -> Option<u64> {
+        self.limit().bytes
     }
 
     /// Says where a limit that was too small comes from.
-    pub(crate) fn explain(&self, error: Error) -> anyhow::Error {
+    pub(in crate::video) fn explain(&self, error: Error) -> anyhow::Error {
         match error {
-            Error::Memory { .. } if self.args.max_memory.is_none() => {
-                anyhow!("{error}, which is what is available now; --max-memory overrides it")
-            }
+            Error::Memory { .. } => self.limit().explain(error.into()),
             other => failed(other),
         }
     }
@@ -104,7 +103,7 @@ impl<'a> Vae<'a> {
     ///
     /// # Errors
     /// For VAEs of pictures with transparency.
-    pub(crate) fn check_colours(&self, channels: usize) -> anyhow::Result<()> {
+    pub(in crate::video) fn check_colours(&self, channels: usize) -> anyhow::Result<()> {
         ensure!(
             channels == 3,
             "{}: a {} has frames of {channels} channels, expected 3: red, green and blue",
@@ -118,7 +117,7 @@ impl<'a> Vae<'a> {
     ///
     /// # Errors
     /// If they are.
-    pub(crate) fn check_values(&self) -> anyhow::Result<()> {
+    pub(in crate::video) fn check_values(&self) -> anyhow::Result<()> {
         self.checkpoint.check_values().map_err(failed)
     }
 
@@ -126,12 +125,8 @@ impl<'a> Vae<'a> {
     ///
     /// # Errors
     /// If they are damaged.
-    pub(crate) fn load(self) -> anyhow::Result<(WanVae, Watch)> {
-        let mut hash = sample_hash(&[("vae", &self.checkpoint.source)])?;
-        if self.dtype() != DType::F32 && self.dtype() != self.checkpoint.dtype() {
-            // Weights that were rounded are other weights.
-            hash = format!("{hash} as {}", self.dtype().as_str());
-        }
+    pub(in crate::video) fn load(self) -> anyhow::Result<(WanVae, Watch)> {
+        let hash = weights_hash(&*self.checkpoint.source, self.checkpoint.dtype(), self.dtype())?;
         let Self { checkpoint, options, .. } = self;
         let Checkpoint { architecture, statistics, source, .. } = checkpoint;
         let vae = WanVae::from_architecture(architecture, statistics, source, &options).map_err(failed)?;
