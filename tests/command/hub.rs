@@ -109,6 +109,13 @@ fn refusals_are_one_line_that_says_what_to_do() {
     refused(&["-o", "a.png", "-m", "other/name"], &["other/name", "HF_TOKEN"]);
     refused(&["-o", "a.png", "-m", "owner/name@v9"], &["revision v9"]);
     refused(&["-o", "a.png", "--transformer", "owner/name/x.gguf"], &["x.gguf", "README.md"]);
+    let files = Server::start(vec![("x-Q8_0.gguf".to_owned(), b"GGUF".to_vec())]);
+    let ended = online(&place, &files, &quick(&["-o", "a.png", "-m", "owner/name"]));
+    assert_eq!((ended.code, ended.stderr.lines().count()), (Some(1), 1), "{ended:?}");
+    assert!(
+        ended.stderr.contains("--transformer owner/name/FILE") && ended.stderr.contains("x-Q8_0.gguf"),
+        "{ended:?}"
+    );
     server.set(Faults { refuses: Some((401, "GatedRepo")), ..Faults::default() });
     refused(&["-o", "a.png", "-m", "owner/name"], &["gated", "https://huggingface.co/owner/name", "HF_TOKEN"]);
     // What is no name of the hub is a path.

@@ -17,6 +17,7 @@ mod hub_server;
 #[cfg(unix)]
 mod interrupt;
 mod latents;
+mod ltx;
 #[cfg(feature = "mp4")]
 mod mp4;
 mod quantize;

@@ -47,10 +47,37 @@ fn a_quantised_transformer_is_smaller_and_makes_nearly_the_same_picture() {
         assert!(difference > 0.0 && difference < 6.0, "{file}: {difference}");
         assert!(place.texts("small.png").iter().any(|(_, text)| text.contains(&format!("Model: {}", &file[..3]))));
     }
+    used_as_asked_for(&place);
     // Twice the same bytes.
     let first = place.read("int8.safetensors");
     place.succeeds(&["quantize", &transformer(), "int8.safetensors", "--group-size", "16", "-q"]);
     assert!(place.read("int8.safetensors") == first);
+}
+
+/// Each use of quantised weights makes nearly the same picture, and says that it did.
+fn used_as_asked_for(place: &Place) {
+    let made = |options: &[&str]| {
+        let line = [&["generate", PROMPT, "-o", "used.png"][..], &QUICK, options].concat();
+        let said = place.succeeds(&line).stderr;
+        let texts = place.texts("used.png");
+        let recipe = &texts.iter().find(|(keyword, _)| keyword == "tallow").expect("a recipe").1;
+        let recipe: serde_json::Value = serde_json::from_str(recipe).expect("JSON");
+        (difference(place, "plain.png", "used.png"), recipe["execution"]["quant"].clone(), said)
+    };
+    let int8 = ["--transformer", "int8.safetensors", "--quant"];
+    let (stored, ..) = made(&int8[..2]);
+    for (name, noisier) in [("decoded", false), ("stored", false), ("int8", true)] {
+        let (found, quant, said) = made(&[&int8[..], &[name]].concat());
+        assert_eq!(quant, name);
+        assert!(!said.contains("warning"), "{said}");
+        assert!(found > 0.0 && found < 6.0, "{name}: {found}");
+        assert!(
+            (found - stored).abs() < 0.02 || noisier && found != stored,
+            "{name}: {found}, {stored} as it is stored"
+        );
+    }
+    let (nothing, quant, said) = made(&["--quant", "int8"]);
+    assert!(nothing == 0.0 && quant.is_null() && said.contains("--quant int8 changes nothing"), "{quant} {said}");
 }
 
 #[test]

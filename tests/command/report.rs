@@ -100,7 +100,7 @@ fn inspect_describes_vaes_and_latents() {
     says(text(&clip), &["16 channels, 3 frames of 8x8", "F32"]);
     place.succeeds(&["decode", "-o", "%05d.png", "-q"]);
     place.succeeds(&["encode", "00001.png", "-o", "a.latent", "-q"]);
-    says("a.latent", &["16 channels, 1 frames of 8x8", "wan-vae-demo"]);
+    says("a.latent", &["16 channels, 1 frame of 8x8", "wan-vae-demo"]);
     crate::latents::write(&place.path("b.latent"), &[1, 48, 1, 1, 1], &[f32::NAN; 48]);
     says("b.latent", &["Wan 2.2 VAE (TI2V-5B only)", "NaN"]);
     let json: Value = serde_json::from_str(&place.succeeds(&["inspect", "b.latent", "--json"]).stdout).expect("JSON");

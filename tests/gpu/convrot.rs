@@ -12,12 +12,22 @@ use candle_fork::{
     LinearWeight, QuantMode, QuantWeight,
     convrot::{W8a8Counters, take_counters},
     dequantize_int8_convrot, linear,
-    quant::{Fp8Format, Fp8Scales},
+    quant::{Fp8Format, Fp8Scales, Iq4Format},
     quantize_int8_convrot,
 };
+use flux2::{Components, Flux2Pipeline, GenerateOptions, LoadOptions, QuantPolicy};
+use policy::Silent;
+use sampling::NoiseGenerator;
 use tests::{
+    Container, Golden,
     convrot::{bits, check, host},
+    data, demo, gguf,
     gpu::{Choices, DTYPES, Failures, cuda, noise, poison, relative_error, seed, values},
+    psnr, relayout,
+};
+use weights::{
+    Safetensors,
+    quantize::{Format, quantize},
 };
 
 const GROUPS: [Option<usize>; 6] = [Some(256), Some(4), Some(16), Some(64), Some(1024), None];
@@ -192,13 +202,23 @@ fn huge_matrices() -> Result<()> {
 /// Rows of every kind that quantisation meets.
 fn arguments(seed: u64, rows: usize, columns: usize, dtype: DType) -> Result<Tensor> {
     let mut x: Vec<f32> = noise(seed, 1.0, &[rows * columns], DType::F32)?.to_vec1()?;
-    let kinds: [fn(usize, &mut f32); 6] = [
+    let kinds: [fn(usize, &mut f32); 7] = [
         |_, v| *v = 0.0,
         |i, v| *v = if i == 3 { f32::NAN } else { *v },
         |i, v| *v = if i == 5 { f32::INFINITY } else { *v },
         |i, v| *v *= if i == 7 { 3000.0 } else { 1.0 },
         |_, v| *v = 0.75,
         |_, v| *v *= 1e-30,
+        // Two elements of each 256, whose rotated sums and differences are 127 and (in f32) k + 1/2 scales: ties, which a
+        // product with the scale's inverse, 8 / 7, misses.
+        |i, v| {
+            let k = (i / 256 * 7 % 120) as f32;
+            *v = match i % 256 {
+                0 => 7.0 * (127.5 + k),
+                1 => 7.0 * (126.5 - k),
+                _ => 0.0,
+            };
+        },
     ];
     for (row, kind) in x.chunks_exact_mut(columns).zip(kinds) {
         row.iter_mut().enumerate().for_each(|(i, v)| kind(i, v));
@@ -372,6 +392,46 @@ fn fp8_has_the_bits_of_the_cpu() -> Result<()> {
 }
 
 #[test]
+fn iq4_has_the_bits_of_the_cpu() -> Result<()> {
+    let device = device!("iq4");
+    let mut choices = Choices::new(seed("iq4"));
+    let mut failures = Failures::default();
+    for (rows, columns) in [(1, 256), (7, 4096), (5, 768), (130, 2304), (70_000, 256)] {
+        for format in [Iq4Format::NonLinear, Iq4Format::Super] {
+            let size = format.block_bytes();
+            let mut blocks = random_codes(&mut choices, rows * columns / format.block() * size);
+            for block in blocks.chunks_exact_mut(size) {
+                // A scale up to 2, of either sign.
+                block[1] &= 0xbf;
+            }
+            let bytes = blocks.len();
+            let weight = QuantWeight::iq4(host(blocks, 1, bytes)?, format, [rows, columns])?;
+            for (first, len) in [(0, rows), (rows / 3, rows.div_ceil(2))] {
+                let (part, there) = (weight.rows(first, len)?, weight.to_device(&device)?.rows(first, len)?);
+                for dtype in DTYPES {
+                    let what = format!("{rows} x {columns} rows {first} + {len} {} {dtype:?}", weight.describe());
+                    poison(&device, 4 * rows * columns)?;
+                    let got = there.dequantize(dtype, &device).map_err(Into::into);
+                    same(&mut failures, &what, got, &part.dequantize(dtype, &Device::Cpu)?)?;
+                }
+            }
+            // A product with few rows and with more, decoded for it.
+            let map =
+                |device| LinearWeight::from_quant(weight.clone(), QuantMode::DequantizePerLayer, DType::F32, device);
+            let (here, there) = (map(&Device::Cpu)?, map(&device)?);
+            for x_rows in [1, 9] {
+                let x = noise(choices.bits(), 1.0, &[x_rows, columns], DType::F32)?;
+                let what = || format!("{} {rows} x {columns} linear, {x_rows} rows", weight.describe());
+                let Some(got) = failures.take(linear(&x.to_device(&device)?, &there, None), what) else { continue };
+                let error = relative_error(&values(&got)?, &values(&linear(&x, &here, None)?)?);
+                failures.check(error <= 5e-6, || format!("{}: error {error:.1e}", what()));
+            }
+        }
+    }
+    failures.finish("iq4")
+}
+
+#[test]
 fn ggml_has_the_values_of_the_cpu() -> Result<()> {
     use GgmlDType::*;
     let device = device!("ggml");
@@ -455,4 +515,56 @@ fn modes_and_stacks() -> Result<()> {
         }
     }
     failures.finish("modes of quantised weights")
+}
+
+/// The demonstration model with a quantised transformer makes the picture of the golden on the device, however the matrices
+/// take part. The bounds are those of the CPU (tests/flux2/formats.rs).
+#[test]
+fn quantised_models_make_the_picture() -> Result<()> {
+    const MODES: [QuantMode; 3] = [QuantMode::DequantizeOnce, QuantMode::DequantizePerLayer, QuantMode::W8A8];
+    let device = device!("quantised models");
+    let mut failures = Failures::default();
+    let place = tempfile::tempdir()?;
+    let plain = Container::read(&data("models/flux2-demo/transformer/diffusion_pytorch_model.safetensors"))?;
+    let source = Safetensors::from_bytes(std::sync::Arc::new(plain.to_bytes()), "plain")?;
+    quantize(&source, Format::Int8ConvRot { group_size: 16 }, place.path().join("int8"), &Silent)?;
+    quantize(&source, Format::Fp8Scaled, place.path().join("fp8"), &Silent)?;
+    let blocks = |name: &str, shape: &[usize]| match name {
+        _ if shape.len() == 1 => GgmlDType::F32,
+        _ if !name.contains("_blocks.") => GgmlDType::BF16,
+        _ => GgmlDType::Q8_0,
+    };
+    std::fs::write(place.path().join("q8_0"), gguf(&relayout(&plain, "flux2-dev", "")?, "flux2", blocks)?)?;
+
+    let golden = Golden::open("flux2-a")?;
+    let wanted = golden.tensor("image")?.squeeze(0)?;
+    let options = GenerateOptions {
+        prompt: golden.metadata("prompt")?.to_owned(),
+        height: Some(golden.number("height")?),
+        width: Some(golden.number("width")?),
+        num_inference_steps: Some(golden.number("steps")?),
+        seed: golden.number("seed")?,
+        noise: NoiseGenerator::TorchCpu,
+        ..GenerateOptions::default()
+    };
+    for (file, least) in [("int8", 50.0), ("fp8", 42.0), ("q8_0", 54.0)] {
+        for mode in MODES {
+            let load = LoadOptions::new(device.clone(), DType::F32).with_quant(QuantPolicy::Mode(mode));
+            let picture = || -> Result<Tensor> {
+                let components = Components::default().with_transformer(weights::open(place.path().join(file))?);
+                let pipeline = Flux2Pipeline::load_with(&demo(), components, &load)?;
+                Ok(pipeline.generate(&options, &Silent)?.image.to_device(&Device::Cpu)?)
+            };
+            take_counters();
+            let Some(picture) = failures.take(picture(), || format!("{file} {mode:?}")) else { continue };
+            let W8a8Counters { cublas_lt, few, .. } = take_counters();
+            let of_bytes = file == "int8" && mode == QuantMode::W8A8;
+            let found = psnr(&picture, &wanted, 1.0)?;
+            println!("{file} {mode:?}: {found:.1} dB, {cublas_lt} products of bytes by cuBLASLt, {few} by ours");
+            failures
+                .check((cublas_lt + few > 0) == of_bytes, || format!("{file} {mode:?}: {cublas_lt} + {few} products"));
+            failures.check(found >= least, || format!("{file} {mode:?}: {found:.1} dB, {least} are wanted"));
+        }
+    }
+    failures.finish("quantised models")
 }

@@ -12,7 +12,7 @@ use candle_fork::{
 };
 use flux2::{
     DenoiseInput, Flux2Pipeline, Flux2Transformer, Flux2Vae, GenerateOptions, Launches, LoadOptions, NoiseGenerator,
-    Residency, TransformerConfig,
+    Residency, TransformerConfig, vae::Bands,
 };
 use policy::{AttentionPolicy, ConvPolicy, Silent};
 use serde_json::{Value, json};
@@ -300,6 +300,34 @@ fn items_of_a_batch_decode_alone() -> Result<()> {
             let alone = vae.decode(&latents.narrow(0, item, 1)?.contiguous()?, &Silent)?;
             let same = values(&alone)? == values(&together.narrow(0, item, 1)?)?;
             failures.check(same, || format!("{dtype:?}: other bytes as item {item}"));
+        }
+    }
+    failures.finish(suite)
+}
+
+/// Bands of the VAE give the bytes of the whole on our own kernels, and the picture on cuDNN's and in f32.
+#[test]
+fn bands_give_the_same_bytes() -> Result<()> {
+    let suite = "gpu_flux2, bands of the VAE";
+    let Some(device) = cuda(suite)? else { return Ok(()) };
+    let folder = demo();
+    let config = folder.json("vae/config.json")?;
+    let mut failures = Failures::default();
+    for (dtype, way, same) in
+        [(DType::BF16, WAYS[0], true), (DType::BF16, WAYS[2], false), (DType::F32, WAYS[0], false)]
+    {
+        let vae = Flux2Vae::load(&config, folder.tensors("vae")?, &options(&device, dtype, way))?;
+        for [h, w] in [[7, 5], [16, 12], [3, 40]] {
+            let latents = noise(1, 1.0, &[1, 128, h, w], DType::F32)?.to_device(&device)?;
+            let whole = vae.decode(&latents, &Silent)?;
+            for bytes in [0, 100_000, 1 << 30] {
+                let at = || format!("{dtype:?} {way:?} {h} x {w}, bands of {bytes} bytes");
+                let banded = vae.decode_in(Bands::OfBytes(bytes), &latents, &Silent);
+                let Some(banded) = failures.take(banded, at) else { continue };
+                let error = rel_l2(&on_cpu(&banded)?, &on_cpu(&whole)?)?;
+                let bound = if dtype == DType::F32 { 1e-5 } else { 2e-2 };
+                failures.check(error <= if same { 0.0 } else { bound }, || format!("{}: {error:.1e}", at()));
+            }
         }
     }
     failures.finish(suite)

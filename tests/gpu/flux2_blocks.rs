@@ -27,9 +27,8 @@ use weights::{Expected, Loader, TensorSource};
 const F32: f64 = 1e-5;
 const DEFAULT: (ConvPolicy, AttentionPolicy) = (ConvPolicy::Im2col, AttentionPolicy::Math);
 const ON_CUDNN: (ConvPolicy, AttentionPolicy) = (ConvPolicy::CudnnAuto, AttentionPolicy::FusedAuto);
-/// Attentions of a run: of the double block, the single one and its shortened form, of the VAE, of real and of padding rows
-/// of the text.
-const ATTENTIONS: u64 = 6;
+/// Attentions of a run: of the double block, the single one and its shortened form, of the VAE, of the text.
+const ATTENTIONS: u64 = 5;
 /// Groups of the VAE's norms.
 const GROUPS: usize = 32;
 const RESNET: Channels = Channels { input: 512, output: 256 };

@@ -4,6 +4,8 @@
 //! compared with the f32 result of the same rounded inputs: an op that rounds once is no further from it than the CPU's.
 
 #[cfg(feature = "cuda")]
+mod ops_frames;
+#[cfg(feature = "cuda")]
 mod ops_fused;
 
 use anyhow::Result;

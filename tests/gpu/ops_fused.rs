@@ -8,8 +8,8 @@ use candle_fork::{
     cuda::paths::{Path, taken},
     cudnn_policy::{PlanChoice, Policy, scope},
     gate_residual, gate_residual_modulate, heads_of, latents_from_tokens, layer_norm_modulate, layout, linear,
-    linear_into, norm_rope, qk_norm_rope,
-    rope::HeadNorm,
+    linear_into, norm_rope, qk_norm_rope, residual, residual_rms_norm, rms_norm,
+    rope::{HeadNorm, grouped_qk_norm_rope},
     swiglu_into,
 };
 use tests::gpu::{Choices, DTYPES, Failures, cuda, noise, relative_error, seed, values};
@@ -67,6 +67,20 @@ fn norms_and_rotations() -> Result<()> {
             });
             ops.push(op);
         }
+        // Key heads that several query heads share.
+        let (kv, weights) = (h.div_ceil(4), [(Role::Scale, weight), (Role::Plain, weight)]);
+        let operands = [
+            (Role::Main, &[b, s, (h + 2 * kv) * d][..]),
+            weights[0],
+            weights[1],
+            (Role::Table, table),
+            (Role::Table, table),
+        ];
+        ops.push(Op::new("grouped_qk_norm_rope", operands, move |[x, query, key, cos, sin]| {
+            let norms = [HeadNorm { tokens: s, query, key }];
+            let (q, k) = grouped_qk_norm_rope(x, [h, kv], &norms, cos, sin, 1e-6, Pairing::Half)?;
+            step(Tensor::cat(&[q, k], 2))
+        }));
     }
     run("norms and rotations", ops)
 }
@@ -81,6 +95,10 @@ fn gated_sums_and_their_norm() -> Result<()> {
         ops.push(Op::new("gate_residual_modulate", operands, |[x, gate, y, shift, scale]| {
             both(gate_residual_modulate(x, gate, y, shift, scale, 1e-6)?)
         }));
+    }
+    for dims in ROWS {
+        let operands = [(Role::Main, dims), (Role::Main, dims), (Role::Scale, &dims[2..])];
+        ops.push(Op::new("residual_rms_norm", operands, |[x, y, weight]| both(residual_rms_norm(x, y, weight, 1e-6)?)));
     }
     run("gated sums and their norm", ops)
 }
@@ -107,6 +125,13 @@ fn fused_is_the_same_as_apart() -> Result<()> {
             failures.check(values(&sum)? == values(&apart)?, || format!("{}: sums differ", at()));
             let apart = layer_norm_modulate(&apart, &shift, &scale, 1e-6)?;
             failures.check(values(&normed)? == values(&apart)?, || format!("{}: norms differ", at()));
+
+            let weight = of(5, &dims[2..], dtype)?;
+            let Some((sum, normed)) = failures.take(residual_rms_norm(&x, &y, &weight, 1e-6), at) else { continue };
+            let apart = residual(&x, &y)?;
+            failures.check(values(&sum)? == values(&apart)?, || format!("{}: plain sums differ", at()));
+            let apart = rms_norm(&apart, &weight, 1e-6)?;
+            failures.check(values(&normed)? == values(&apart)?, || format!("{}: rms norms differ", at()));
         }
     }
     failures.finish(suite)

@@ -2,11 +2,14 @@
 # Runs the packed GPU suites and the GPU figures on a machine with a GPU, from the root of the repository.
 #
 # Usage: tests/gpu/run.sh OUT [PART..]
-#   parts: doctor smoke ops attention conv backward policy fallback convrot wan flux2 flux2_blocks stages convs
-#          ratios-convrot wan21 wan22 flux2-step flux2-vae flux2-text flux2-picture (all of these if none is named),
-#          flux2-step-9b, flux2-ops (a table of the ops of a step), flux2-step-kernels flux2-vae-kernels (lists of kernels),
+#   parts: doctor smoke ops attention neighborhood conv backward policy fallback convrot wan ltx_conv ltx_diffusion flux2
+#          flux2_blocks stages convs ratios-convrot load na3d ltx-conv ltx-diffusion wan21 wan22 flux2-step flux2-vae flux2-text
+#          flux2-picture (all of these if none is named),
+#          flux2-step-9b, ltx-diffusion-704, ltx-diffusion-1088, flux2-ops (a table of the ops of a step),
+#          {flux2-step,flux2-vae,flux2-text,ltx-conv,ltx-diffusion}-kernels (lists of kernels),
 #          memcheck-SUITE for every suite (slow)
-# OUT gets gpu.log (everything), summary.txt (the table that is printed last) and h200.csv (the record, brought up to date).
+# OUT gets gpu.log (everything), summary.txt (the table that is printed last), h200.csv (the record, brought up to date), and
+# PART.md for each list of kernels.
 # Environment:
 #   PACK       the archive, default carry/gpu.tar.xz
 #   CUDNN      file or folder of cuDNN, 9.15 or later; default: the one that PYTHON has
@@ -20,8 +23,9 @@ set -uo pipefail
 
 out=${1:?usage: tests/gpu/run.sh OUT [PART..]}
 shift
-[ $# -gt 0 ] || set -- doctor smoke ops attention conv backward policy fallback convrot wan flux2 flux2_blocks stages convs \
-  ratios-convrot wan21 wan22 flux2-step flux2-vae flux2-text flux2-picture
+[ $# -gt 0 ] || set -- doctor smoke ops attention neighborhood conv backward policy fallback convrot wan ltx_conv ltx_diffusion \
+  flux2 flux2_blocks stages convs ratios-convrot load na3d ltx-conv ltx-diffusion wan21 wan22 flux2-step flux2-vae flux2-text \
+  flux2-picture
 mkdir -p "$out"
 log=$out/gpu.log
 python=${PYTHON:-python3}
@@ -59,16 +63,18 @@ failed=0
 for part in "$@"; do
   case $part in
     doctor) command=("$bin/tallow" doctor) ;;
-    smoke | ops | attention | conv | backward | policy | fallback | convrot | wan | flux2 | flux2_blocks | stages)
+    smoke | ops | attention | neighborhood | conv | backward | policy | fallback | convrot | wan | ltx_conv | ltx_diffusion | flux2 | flux2_blocks | stages)
       command=("$bin/gpu_$part" --nocapture)
       ;;
-    flux2-*-kernels)
+    flux2-*-kernels | ltx-*-kernels)
       # The driver loads the list into the program; see benches/profile/kernels.c.
       kernels=$bin/kernels.so
       [ -f "$kernels" ] || cc -O1 -shared -fPIC -o "$kernels" benches/profile/kernels.c -ldl
-      command=(env CUDA_INJECTION64_PATH="$kernels" KERNEL_RUNS=5 "$bin/ratios" "gpu-$part")
+      title="$part, MOLD_ATTENTION=${MOLD_ATTENTION:-} MOLD_CONV=${MOLD_CONV:-}"
+      command=(env CUDA_INJECTION64_PATH="$kernels" KERNEL_RUNS=5 KERNEL_TABLE="$out/$part.md" KERNEL_TITLE="$title"
+        "$bin/ratios" "gpu-$part")
       ;;
-    convs | wan21 | wan22 | flux2-*) command=("${ratios[@]}" ${more[@]+"${more[@]}"} "gpu-$part") ;;
+    convs | load | na3d | ltx-* | wan21 | wan22 | flux2-*) command=("${ratios[@]}" ${more[@]+"${more[@]}"} "gpu-$part") ;;
     ratios-convrot) command=("${ratios[@]}" ${more[@]+"${more[@]}"} gpu-convrot) ;;
     memcheck-*) command=(compute-sanitizer --tool memcheck --error-exitcode 99 "$bin/gpu_${part#memcheck-}" --nocapture --test-threads=1) ;;
     *) echo "no part $part" >&2; exit 2 ;;

@@ -1,10 +1,12 @@
 //! Weights that come and go, and steps that are recorded: the same bits as when everything stays and runs op by op.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use candle_fork::{
-    memory,
-    stream::{HostBlock, Uploads, replays},
+    HostTensor, memory,
+    stream::{HostBlock, Staging, Uploads, replays},
 };
 use flux2::{
     Flux2Pipeline, Flux2Transformer, GenerateOptions, Launches, LoadOptions, Residency, TransformerConfig,
@@ -13,7 +15,7 @@ use flux2::{
 use policy::Silent;
 use tests::{
     demo,
-    gpu::{cuda, noise, values},
+    gpu::{Choices, cuda, noise, poison, seed, values},
 };
 
 /// Rows and columns of the latents.
@@ -62,6 +64,47 @@ fn a_recorded_step_gives_the_bits_of_the_step() -> Result<()> {
         println!("{dtype:?}: {replayed} of 18 steps were replayed");
         ensure!(replayed == 17, "{dtype:?}: {replayed} of 18 steps were replayed");
     }
+    Ok(())
+}
+
+/// Tensors about the sizes of the blocks in page-locked memory, at odd addresses, one after another without a pause; the
+/// memory that they get held something else before.
+#[test]
+fn host_tensors_arrive_as_they_are() -> Result<()> {
+    const BLOCK: usize = 32 << 20;
+    let Some(device) = cuda("gpu_stages, host tensors")? else { return Ok(()) };
+    let mut choices = Choices::new(seed("host tensors"));
+    let bytes: Vec<u8> = (0..(5 * BLOCK).div_ceil(8)).flat_map(|_| choices.bits().to_le_bytes()).collect();
+    let bytes = Arc::new(bytes);
+    let mut staging = Staging::new(&device);
+    let mut sent = Vec::new();
+    let mut large = 0;
+    for round in 0..2 {
+        for len in [4, (4 << 20) - 4, 4 << 20, BLOCK - 4, BLOCK, BLOCK + 4, 2 * BLOCK, 4 * BLOCK + 12_340] {
+            for dtype in [DType::U8, DType::F32] {
+                let start = choices.below(5 * BLOCK - len);
+                let elements = len / dtype.size_in_bytes();
+                let host = HostTensor::new(bytes.clone(), start..start + len, dtype, elements)?;
+                poison(&device, len)?;
+                sent.push((start, len, staging.upload(&host, dtype)?));
+                large += if len >= 4 << 20 { len as u64 } else { 0 };
+            }
+        }
+        ensure!(staging.staged() == large, "{} of {large} bytes went through page-locked memory", staging.staged());
+        // The blocks are free for others long before the tensors are looked at.
+        for (start, len, tensor) in sent.drain(..) {
+            let got = match tensor.dtype() {
+                DType::U8 => tensor.to_vec1::<u8>()?,
+                _ => tensor.to_vec1::<f32>()?.into_iter().flat_map(f32::to_le_bytes).collect(),
+            };
+            ensure!(
+                got == bytes[start..start + len],
+                "round {round}: other bytes, {:?} of {len} bytes",
+                tensor.dtype()
+            );
+        }
+    }
+    println!("{large} bytes through page-locked memory");
     Ok(())
 }
 

@@ -9,9 +9,14 @@ use anyhow::{Result, ensure};
 use candle_core::{Device, Tensor};
 use candle_fork::cudnn_policy::{Attention, Backend, attention, backend};
 use flux2::{DenoiseInput, Flux2Pipeline, GenerateOptions};
+use ltx::{
+    ConvVae, DiffusionDecoder, DiffusionDecoderConfig,
+    conv_vae::{ConvDecodeOptions, ConvEncodeOptions},
+    diffusion_decoder,
+};
 use policy::{AttentionPolicy, ConvPolicy, Event};
 use sampling::NoiseGenerator;
-use tests::{data, demo};
+use tests::{Golden, data, demo};
 use wan_vae::{DecodeOptions, EncodeOptions, RawLatents, Tiling, WanVae};
 
 type Policies = (ConvPolicy, AttentionPolicy);
@@ -158,12 +163,51 @@ fn wan(policies: Policies) -> Result<Vec<f32>> {
     Ok(Tensor::cat(&frames, 1)?.flatten_all()?.to_vec1()?)
 }
 
+/// The entries of the LTX networks; gives the frames of both decoders.
+fn ltx(policies: Policies) -> Result<Vec<f32>> {
+    let options = ltx::LoadOptions::default().with_backends(policies.0, policies.1);
+    let golden = Golden::open("ltx-conv-23")?;
+    let vae = ConvVae::load(golden.weights()?, Some(&golden.config()?), &options)?;
+    let seen = Seen::default();
+    let latents = noise(&[1, vae.architecture().latent_channels, 2, 2, 2])?;
+    let decode = ConvDecodeOptions::default();
+    let mut frames = Vec::new();
+    seen.check("ConvVae::decode_clip", policies, || {
+        vae.decode_clip(&latents, &decode, &seen.observer(), &mut |piece| {
+            seen.note();
+            frames.push(piece);
+            Ok(())
+        })
+    })??;
+    let mut sink = |_| {
+        seen.note();
+        Ok(())
+    };
+    seen.check("ConvVae::decode_rgb8", policies, || vae.decode_rgb8(&latents, &decode, &seen.observer(), &mut sink))??;
+    let frames = Tensor::cat(&frames, 2)?;
+    seen.check("ConvVae::encode", policies, || vae.encode(&frames, &ConvEncodeOptions::default(), &seen.observer()))??;
+
+    let golden = Golden::open("ltx-diffusion")?;
+    let config = DiffusionDecoderConfig::from_json(&golden.config()?)?;
+    let decoder = DiffusionDecoder::load(&config, golden.weights()?, &options)?;
+    let latents = noise(&[1, config.in_channels, 1, 3, 3])?;
+    let decode = diffusion_decoder::DecodeOptions::default();
+    let pixels =
+        seen.check("DiffusionDecoder::decode", policies, || decoder.decode(&latents, &decode, &seen.observer()))??;
+    seen.check("DiffusionDecoder::decode_rgb8", policies, || {
+        decoder.decode_rgb8(&latents, &decode, &seen.observer(), &mut sink)
+    })??;
+    Ok([frames.flatten_all()?.to_vec1()?, pixels.flatten_all()?.to_vec1()?].concat())
+}
+
 #[test]
 fn models_run_under_their_own_policies_by_default() {
     let flux2 = flux2::LoadOptions::default();
     assert_eq!((flux2.conv, flux2.attention), REPRODUCIBLE);
     let wan = wan_vae::LoadOptions::default();
     assert_eq!((wan.conv, wan.attention), FAST);
+    let ltx = ltx::LoadOptions::default();
+    assert_eq!((ltx.conv, ltx.attention), FAST);
     assert_ne!(expected(FAST), expected(REPRODUCIBLE));
 }
 
@@ -173,7 +217,8 @@ fn entries_run_under_the_policies_of_their_model_whatever_the_thread_has() -> Re
     for policies in [FAST, REPRODUCIBLE] {
         flux2(policies)?;
         wan(policies)?;
-        conv.scope(|| attention.scope(|| flux2(policies).and(wan(policies))))?;
+        ltx(policies)?;
+        conv.scope(|| attention.scope(|| flux2(policies).and(wan(policies)).and(ltx(policies))))?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$here/../goldens}
 demo=$here/../models/flux2-demo
 wan_demo=$here/../models/wan-vae-demo
+ltx_demo=$here/../models/ltx-demo
 export CUDA_VISIBLE_DEVICES=
 mkdir -p "$out"
 cd "$here"
@@ -22,5 +23,9 @@ python wan_demo.py "$wan_demo" "$out/wan-a.safetensors" 1 9 64 64
 python wan_demo.py "$wan_demo" "$out/wan-b.safetensors" 2 1 64 64
 python wan_demo.py "$wan_demo" "$out/wan-c.safetensors" 3 13 48 80
 python wan_goldens.py "$out"
+python golden_ltx_conv.py "$out"
+python golden_ltx_diffusion.py "$out"
+python ltx_demo.py "$ltx_demo" "$ltx_demo.latent" "$out/ltx-demo.safetensors" 7
 python wan_checkpoints.py "$out" "$wan_demo"
 python kitchen_golden.py "$out"
+python gguf_types.py "$out"

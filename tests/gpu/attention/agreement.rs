@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_fork::{AttentionMask, attention, cudnn_policy::Attention};
 use tests::gpu::{Counted, DTYPES, Failures, Placement, cuda, noise, poison, relative_error, seed, values};
 
-use crate::{CASES, Case, Kernel, Reference, bits, cudnn_serves, under};
+use crate::{CASES, Case, Kernel, MASKS, Reference, bits, cudnn_serves, under};
 
 #[test]
 fn every_path_agrees_with_f64() -> Result<()> {
@@ -18,7 +18,7 @@ fn every_path_agrees_with_f64() -> Result<()> {
     for (i, case) in CASES.into_iter().enumerate() {
         let Case([batch, q_len, k_len, heads, _, width]) = case;
         for dtype in DTYPES {
-            for mask in [AttentionMask::Full, AttentionMask::Causal] {
+            for mask in MASKS {
                 if mask == AttentionMask::Causal && q_len > k_len {
                     continue;
                 }

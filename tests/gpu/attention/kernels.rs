@@ -10,19 +10,22 @@ use candle_fork::{
 };
 use tests::gpu::{Counted, Failures, Placement, cuda, leave_out, noise, poison, relative_error, seed, values};
 
-use crate::{CASES, Case, Kernel, Reference, bits, cudnn_serves, policy, under};
+use crate::{CASES, Case, Kernel, MASKS, Reference, bits, cudnn_serves, policy, under};
 
-/// The kernel for compute capability 9.0, where there is one: right, and how fast each kernel is.
+/// The kernels for wide heads, by warps and, on compute capability 9.0, by groups of them: right, and how fast each is.
 #[test]
-fn warp_groups_agree_with_f64() -> Result<()> {
-    let suite = "gpu_attention by groups of warps";
+fn both_kernels_for_wide_heads_agree_with_f64() -> Result<()> {
+    let suite = "gpu_attention by warps and groups of warps";
     let Some(device) = cuda(suite)? else { return Ok(()) };
     if candle_fork::diagnosis::device_class(&device) != "cuda-9.0" {
         return leave_out(suite, "another architecture");
     }
     let seed = seed(suite);
-    let mut by_groups = policy(Attention::Math);
-    by_groups.warp_groups = true;
+    let kernels = [false, true].map(|warp_groups| {
+        let mut policy = policy(Attention::Math);
+        policy.warp_groups = warp_groups;
+        policy
+    });
     let mut failures = Failures::default();
     for (i, case) in CASES.into_iter().enumerate() {
         let Case([batch, q_len, k_len, heads, _, width]) = case;
@@ -30,32 +33,35 @@ fn warp_groups_agree_with_f64() -> Result<()> {
             continue;
         }
         for dtype in [DType::BF16, DType::F16] {
-            for mask in [AttentionMask::Full, AttentionMask::Causal] {
+            for mask in MASKS {
                 if mask == AttentionMask::Causal && q_len > k_len {
                     continue;
                 }
                 let reference = Reference::new(case, dtype, mask, seed + 10 * i as u64)?;
                 for placement in [Placement::Contiguous, Placement::Frames, Placement::Cut] {
-                    let at = || format!("{case:?} {dtype:?} {mask:?} {placement:?}");
                     let operands = reference.on(&device, |t| placement.place(t))?;
-                    poison(&device, batch * q_len * heads * width * 2)?;
-                    take_counters();
-                    let result = scope(by_groups.clone(), || reference.run(&operands));
-                    let counters = take_counters().attention;
-                    let Some(got) = failures.take(result, at) else { continue };
-                    let (error, bound) = (relative_error(&values(&got)?, &reference.exact), reference.bound());
-                    failures.check(error <= bound, || format!("{}: error {error:.2e}, allowed {bound:.2e}", at()));
-                    failures.check(counters.warp_groups == 1, || format!("{}: {counters:?}", at()));
-                    let again = bits(&scope(by_groups.clone(), || reference.run(&operands))?)?;
-                    failures.check(again == bits(&got)?, || format!("{}: another run gives other bytes", at()));
+                    for kernel in &kernels {
+                        let groups = kernel.warp_groups;
+                        let at = || format!("{case:?} {dtype:?} {mask:?} {placement:?}, groups of warps: {groups}");
+                        poison(&device, batch * q_len * heads * width * 2)?;
+                        take_counters();
+                        let result = scope(kernel.clone(), || reference.run(&operands));
+                        let counters = take_counters().attention;
+                        let Some(got) = failures.take(result, at) else { continue };
+                        let (error, bound) = (relative_error(&values(&got)?, &reference.exact), reference.bound());
+                        failures.check(error <= bound, || format!("{}: error {error:.2e}, allowed {bound:.2e}", at()));
+                        let counted = (counters.fused, counters.warp_groups) == (1, u64::from(groups));
+                        failures.check(counted, || format!("{}: {counters:?}", at()));
+                        let again = bits(&scope(kernel.clone(), || reference.run(&operands))?)?;
+                        failures.check(again == bits(&got)?, || format!("{}: another run gives other bytes", at()));
+                    }
                 }
             }
         }
     }
     let x = Tensor::randn(0f32, 1.0, (1, 4608, 24, 128), &device)?.to_dtype(DType::BF16)?;
-    for (name, policy) in
-        [("warps", policy(Attention::Math)), ("groups", by_groups), ("cudnn", policy(Attention::Auto))]
-    {
+    let [by_warps, by_groups] = kernels;
+    for (name, policy) in [("warps", by_warps), ("groups", by_groups), ("cudnn", policy(Attention::Auto))] {
         let run = || attention(&x, &x, &x, 0.0883, AttentionMask::Full);
         let milliseconds = scope(policy, || -> Result<f64> {
             run()?;
@@ -83,7 +89,7 @@ fn batches_and_targets() -> Result<()> {
     let seed = seed(suite);
     let mut failures = Failures::default();
     for (dtype, width) in [(DType::BF16, 128), (DType::F16, 72), (DType::F32, 64), (DType::BF16, 200)] {
-        for mask in [AttentionMask::Full, AttentionMask::Causal] {
+        for mask in MASKS {
             let case = Case([3, 300, 321, 4, 2, width]);
             let reference = Reference::new(case, dtype, mask, seed)?;
             let operands = reference.on(&device, |t| Ok(t.clone()))?;

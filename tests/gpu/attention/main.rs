@@ -12,6 +12,8 @@ use candle_fork::{
 use tests::gpu::{Counted, noise, relative_error, skip, values};
 
 mod agreement;
+#[cfg(feature = "cuda")]
+mod branches;
 mod kernels;
 mod processes;
 
@@ -24,7 +26,9 @@ const F32: f64 = 1e-5;
 #[derive(Debug, Clone, Copy)]
 struct Case([usize; 6]);
 
-const CASES: [Case; 22] = [
+const MASKS: [AttentionMask; 3] = [AttentionMask::Full, AttentionMask::Causal, AttentionMask::Prefix];
+
+const CASES: [Case; 29] = [
     Case([1, 1, 1, 1, 1, 8]),
     // Around the blocks of 128 queries and 64 keys.
     Case([1, 127, 63, 2, 2, 64]),
@@ -48,9 +52,17 @@ const CASES: [Case; 22] = [
     Case([1, 200, 222, 2, 2, 256]),
     Case([1, 300, 300, 1, 1, 384]),
     Case([2, 256, 256, 1, 1, 512]),
-    // A text encoder, a small picture.
+    // A text encoder without and with padding, a short text in a tile, a small picture.
     Case([1, 512, 512, 8, 2, 128]),
+    Case([1, 512, 52, 8, 2, 128]),
+    Case([2, 300, 129, 2, 1, 64]),
     Case([1, 1536, 1536, 2, 2, 128]),
+    // Around steps of 128 keys, and more blocks of queries than there are multiprocessors.
+    Case([1, 128, 128, 1, 1, 128]),
+    Case([1, 127, 129, 2, 2, 128]),
+    Case([2, 256, 255, 2, 1, 96]),
+    Case([2, 300, 200, 40, 20, 72]),
+    Case([3, 150, 385, 24, 24, 128]),
 ];
 
 /// Operands on the CPU, and the results that they should give.
@@ -82,8 +94,9 @@ impl Reference {
             Ok(shared.reshape((b, heads, s, d))?.contiguous()?)
         };
         let mut scores = (by_head(q)?.matmul(&by_head(k)?.t()?.contiguous()?)? * f64::from(scale))?;
-        if mask == AttentionMask::Causal {
-            let hidden = |i: usize, j: usize| if j <= i + (k_len - q_len) { 0.0 } else { f64::NEG_INFINITY };
+        if mask != AttentionMask::Full {
+            let ahead = if mask == AttentionMask::Causal { k_len - q_len } else { 0 };
+            let hidden = |i: usize, j: usize| if j <= i + ahead { 0.0 } else { f64::NEG_INFINITY };
             let entries: Vec<f64> = (0..q_len).flat_map(|i| (0..k_len).map(move |j| hidden(i, j))).collect();
             scores = scores.broadcast_add(&Tensor::from_vec(entries, (q_len, k_len), &Device::Cpu)?)?;
         }
@@ -142,7 +155,7 @@ impl Kernel {
 
     /// The one under [`Attention::Auto`] with a cuDNN that serves, and whether it is a fallback.
     fn auto(dtype: DType, width: usize, mask: AttentionMask) -> (Self, bool) {
-        if dtype == DType::F32 || mask == AttentionMask::Causal {
+        if dtype == DType::F32 || mask != AttentionMask::Full {
             (Self::own(dtype, width), false)
         } else if width.is_multiple_of(8) && width <= 256 {
             (Kernel::Cudnn, false)

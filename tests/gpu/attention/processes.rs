@@ -119,7 +119,6 @@ fn plans_outlive_the_process() -> Result<()> {
 }
 
 /// A cuDNN whose folder has no NVRTC beside it, and a loader that finds a broken one first.
-#[cfg(unix)]
 #[test]
 fn without_a_compiler_cudnn_does_not_serve() -> Result<()> {
     let suite = "gpu_attention without NVRTC";
@@ -138,7 +137,9 @@ fn without_a_compiler_cudnn_does_not_serve() -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         if entry.file_name().to_string_lossy().starts_with("libcudnn") {
-            std::os::unix::fs::symlink(fs::canonicalize(entry.path())?, libraries.join(entry.file_name()))?;
+            // No link by name: the process would see the file, and NVRTC beside it, where it really lies.
+            let (from, to) = (fs::canonicalize(entry.path())?, libraries.join(entry.file_name()));
+            fs::hard_link(&from, &to).or_else(|_| fs::copy(&from, &to).map(drop))?;
         }
     }
     fs::write(broken.join(format!("libnvrtc.so.{major}")), "not a library")?;
@@ -148,9 +149,6 @@ fn without_a_compiler_cudnn_does_not_serve() -> Result<()> {
         search.push(others);
     }
     let said = say(&[("TALLOW_CUDNN", libraries.as_os_str()), ("LD_LIBRARY_PATH", &search)])?;
-    if said["required"] == "served" {
-        return leave_out(suite, "NVRTC lies in a place of the system as well, where this test cannot hide it");
-    }
     ensure!(said["same"] == true && said["fallbacks"] == json!(["Unavailable"]), "{said}");
     ensure!(said["dispatched"] == 0 && said["fused"] == 3 && said["warnings"] == 1, "{said}");
     ensure!(said["required"].as_str().is_some_and(|text| text.contains("nvrtc")), "{said}");
