@@ -5,8 +5,8 @@ vae CONFIG SIZE               latents on the device to bytes on the host
 text CONFIG ROWS REAL         all hidden states of Qwen3 for REAL tokens padded to ROWS
 picture CONFIG CONFIG CONFIG SIZE STEPS   the pipeline (transformer, vae, text encoder): a prompt to the bytes of a PNG file
 
-Configs are JSON texts. `--compile` compiles the transformer and the VAE's decoder. Without a GPU the CPU serves, to try
-the script."""
+Configs are JSON texts. `--compile` compiles the transformer and the VAE's decoder; of `text`, the text encoder. Without a GPU
+the CPU serves, to try the script."""
 
 import argparse
 import io
@@ -126,6 +126,8 @@ def vae():
 def text():
     config, rows, real = args.arguments[0], int(args.arguments[1]), int(args.arguments[2])
     model = text_encoder_of(config)
+    if args.compile:
+        model.forward = torch.compile(model.forward, dynamic=False)
     ids = torch.randint(0, model.config.vocab_size, (1, rows), device=device)
     mask = (torch.arange(rows, device=device) < real).long()[None]
     return {"text": median(lambda: model(input_ids=ids, attention_mask=mask, output_hidden_states=True, use_cache=False), args.runs)}

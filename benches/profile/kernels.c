@@ -2,10 +2,11 @@
 // program that is started with it:
 //
 //   cc -O1 -shared -fPIC -o kernels.so benches/profile/kernels.c -ldl
-//   CUDA_INJECTION64_PATH=$PWD/kernels.so KERNEL_RUNS=5 ratios gpu-flux2-kernels
+//   CUDA_INJECTION64_PATH=$PWD/kernels.so KERNEL_RUNS=5 ratios gpu-flux2-step-kernels
 //
 // Counted is what begins after the last pause of 0.1 s, so a program warms up, sleeps, and does what matters KERNEL_RUNS
-// times (default 1). The table goes to stderr when the program ends.
+// times (default 1). The table goes to stderr when the program ends; if KERNEL_TABLE names a file, also there, for a record
+// in Markdown with KERNEL_TITLE as its heading.
 //
 // CUPTI does the recording (libcupti.so.13 or .12 where the loader finds it, or the file that CUPTI names). Its headers are
 // not needed: of a kernel's record only fields are read that have stood in the same place since CUPTI 11.
@@ -91,14 +92,41 @@ static int by_time(const void *a, const void *b) {
 }
 
 // The name as it is written in C++, if the C++ library is there.
-static void print_name(const char *name) {
+static void print_name(FILE *to, const char *name) {
     void *library = dlopen("libstdc++.so.6", RTLD_LAZY);
     char *(*demangle)(const char *, char *, size_t *, int *) = library ? dlsym(library, "__cxa_demangle") : NULL;
     char *clear = demangle ? demangle(name, NULL, NULL, NULL) : NULL;
     const char *shown = clear ? clear : name;
     if (strncmp(shown, "void ", 5) == 0) shown += 5;
-    fprintf(stderr, "%.*s\n", NAME, shown);
+    fprintf(to, "%.*s", NAME, shown);
     free(clear);
+}
+
+// The record: what takes a thousandth of the time or more.
+static void write_table(const char *path, const struct line *lines, size_t names, double runs, double sum, const char *summary) {
+    FILE *file = fopen(path, "w");
+    if (!file) {
+        fprintf(stderr, "kernels: cannot write %s\n", path);
+        return;
+    }
+    const char *title = getenv("KERNEL_TITLE");
+    fprintf(file, "# %s\n\nWritten by `benches/profile/kernels.c`: %s.\n\n", title ? title : "Kernels", summary);
+    fprintf(file, "| share | ms | calls | us each | kernel |\n|---:|---:|---:|---:|---|\n");
+    double rest = 0;
+    size_t left = 0;
+    for (size_t i = 0; i < names; i++) {
+        if (lines[i].ns < sum / 1000) {
+            rest += lines[i].ns;
+            left += lines[i].calls;
+            continue;
+        }
+        fprintf(file, "| %.1f %% | %.3f | %.1f | %.2f | `", 100 * lines[i].ns / sum, lines[i].ns / runs / 1e6,
+                (double)lines[i].calls / runs, lines[i].ns / (double)lines[i].calls / 1e3);
+        print_name(file, lines[i].name);
+        fprintf(file, "` |\n");
+    }
+    if (left) fprintf(file, "| %.1f %% | %.3f | %.1f | | others |\n", 100 * rest / sum, rest / runs / 1e6, (double)left / runs);
+    fclose(file);
 }
 
 static void report(void) {
@@ -136,14 +164,20 @@ static void report(void) {
         lines[names - 1].ns += (double)(counted[i].end - counted[i].start);
     }
     qsort(lines, names, sizeof *lines, by_time);
-    fprintf(stderr, "kernels of one of %.0f runs: %.1f of them, %.3f ms from the first to the last, nothing runs in %.3f ms\n",
-            runs, (double)calls / runs, (double)span / runs / 1e6, (double)idle / runs / 1e6);
+    char summary[256];
+    snprintf(summary, sizeof summary,
+             "kernels of one of %.0f runs, %.1f of them, %.3f ms from the first to the last, nothing runs in %.3f ms", runs,
+             (double)calls / runs, (double)span / runs / 1e6, (double)idle / runs / 1e6);
+    fprintf(stderr, "%s\n", summary);
     fprintf(stderr, "%8s %10s %7s %10s  kernel\n", "calls", "ms", "share", "us each");
     for (size_t i = 0; i < names; i++) {
         fprintf(stderr, "%8.1f %10.3f %6.1f%% %10.2f  ", (double)lines[i].calls / runs, lines[i].ns / runs / 1e6,
                 100 * lines[i].ns / sum, lines[i].ns / (double)lines[i].calls / 1e3);
-        print_name(lines[i].name);
+        print_name(stderr, lines[i].name);
+        fprintf(stderr, "\n");
     }
+    const char *path = getenv("KERNEL_TABLE");
+    if (lines && path && *path) write_table(path, lines, names, runs, sum, summary);
     free(lines);
     pthread_mutex_unlock(&lock);
 }

@@ -3,6 +3,7 @@
 pub mod conv;
 pub mod flux2;
 pub mod gemm;
+pub mod load;
 pub mod wan;
 
 use std::path::PathBuf;

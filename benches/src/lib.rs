@@ -7,6 +7,7 @@ pub mod flux2;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod machine;
+pub mod memory;
 pub mod peer;
 pub mod record;
 pub mod synthetic;

@@ -22,6 +22,8 @@ enum Group {
     Conv,
     /// One klein 4B step (writes a 7.75 GB checkpoint into a temporary folder).
     Step,
+    /// Loading of a checkpoint (writes 7.75 GB into a temporary folder).
+    Load,
     /// FLUX.2 VAE decode.
     Vae,
     /// Wan 2.1 decode of three latent frames at 832x480 (takes minutes).
@@ -34,6 +36,25 @@ enum Group {
     GpuChain,
     /// GPU: decoding of int8 weights and products of integers.
     GpuConvrot,
+    /// GPU: loading of a checkpoint onto the device (writes 7.75 GB into a temporary folder).
+    GpuLoad,
+    /// GPU: neighborhood attention of the last stage of the LTX-2.5 diffusion decoder.
+    #[value(name = "gpu-na3d")]
+    GpuNa3d,
+    /// GPU: clips through the convolutional VAE of LTX-2.
+    GpuLtxConv,
+    /// GPU: what `benches/profile/kernels.c` lists of such a decode.
+    GpuLtxConvKernels,
+    /// GPU: 121 frames of 768x512 through the diffusion decoder of LTX-2.5.
+    GpuLtxDiffusion,
+    /// GPU: 121 frames of 1280x704.
+    #[value(name = "gpu-ltx-diffusion-704")]
+    GpuLtxDiffusion704,
+    /// GPU: 257 frames of 1920x1088 within 40 GiB.
+    #[value(name = "gpu-ltx-diffusion-1088")]
+    GpuLtxDiffusion1088,
+    /// GPU: what `benches/profile/kernels.c` lists of a decode of 121 frames of 768x512.
+    GpuLtxDiffusionKernels,
     /// GPU: clips through the Wan 2.1 VAE.
     GpuWan21,
     /// GPU: clips through the Wan 2.2 VAE.
@@ -55,15 +76,25 @@ enum Group {
     GpuFlux2StepKernels,
     /// GPU: the same for VAE decodes.
     GpuFlux2VaeKernels,
+    /// GPU: the same for prompts through the text encoder.
+    GpuFlux2TextKernels,
 }
 
 /// Groups that run where there is no GPU.
-const CPU: [Group; 6] = [Group::Gemm, Group::Conv, Group::Step, Group::Vae, Group::Wan, Group::Demo];
+const CPU: [Group; 7] = [Group::Gemm, Group::Conv, Group::Step, Group::Load, Group::Vae, Group::Wan, Group::Demo];
 /// Groups that need a GPU and a build with feature `cuda`.
-const GPU: [Group; 13] = [
+const GPU: [Group; 22] = [
     Group::GpuConvs,
     Group::GpuChain,
     Group::GpuConvrot,
+    Group::GpuLoad,
+    Group::GpuNa3d,
+    Group::GpuLtxConv,
+    Group::GpuLtxConvKernels,
+    Group::GpuLtxDiffusion,
+    Group::GpuLtxDiffusion704,
+    Group::GpuLtxDiffusion1088,
+    Group::GpuLtxDiffusionKernels,
     Group::GpuWan21,
     Group::GpuWan22,
     Group::GpuFlux2Step,
@@ -74,6 +105,7 @@ const GPU: [Group; 13] = [
     Group::GpuFlux2Ops,
     Group::GpuFlux2StepKernels,
     Group::GpuFlux2VaeKernels,
+    Group::GpuFlux2TextKernels,
 ];
 
 /// Times ours against a baseline and a peer.
@@ -145,6 +177,7 @@ fn rows(group: Group, options: &Options, tallow: &Path, folder: &Path, sink: &mu
         Group::Gemm => cpu::gemm::rows(sink),
         Group::Conv => cpu::conv::rows(options, sink),
         Group::Step => cpu::flux2::step_rows(folder, sink),
+        Group::Load => cpu::load::rows(folder, sink),
         Group::Vae => cpu::flux2::vae_rows(options, folder, sink),
         Group::Wan => cpu::wan::rows(options, folder, sink),
         Group::Demo => cpu::flux2::demo_rows(tallow, folder, sink),
@@ -165,6 +198,14 @@ fn gpu_rows(group: Group, args: &Args, folder: &Path, sink: &mut Sink<'_>) -> Re
         Group::GpuConvs => gpu::convs::rows(&gpu, &options, sink),
         Group::GpuChain => gpu::chain::print(&gpu),
         Group::GpuConvrot => gpu::convrot::rows(&gpu, &options, sink),
+        Group::GpuLoad => gpu::load::rows(&gpu, &options, folder, sink),
+        Group::GpuNa3d => gpu::na3d::rows(&gpu, &options, sink),
+        Group::GpuLtxConv => gpu::ltx_conv::rows(&gpu, &options, sink),
+        Group::GpuLtxConvKernels => gpu::ltx_conv::kernels(&gpu),
+        Group::GpuLtxDiffusion => gpu::ltx_diffusion::rows(gpu::ltx_diffusion::SMALL, &gpu, &options, sink),
+        Group::GpuLtxDiffusion704 => gpu::ltx_diffusion::rows(gpu::ltx_diffusion::MIDDLE, &gpu, &options, sink),
+        Group::GpuLtxDiffusion1088 => gpu::ltx_diffusion::rows(gpu::ltx_diffusion::LARGE, &gpu, &options, sink),
+        Group::GpuLtxDiffusionKernels => gpu::ltx_diffusion::kernels(&gpu),
         Group::GpuWan21 => gpu::wan::rows(Model::Wan21, &gpu, &options, folder, sink),
         Group::GpuWan22 => gpu::wan::rows(Model::Wan22, &gpu, &options, folder, sink),
         group => flux2_rows(group, &gpu, &options, sink),
@@ -187,6 +228,7 @@ fn flux2_rows(
         Group::GpuFlux2Picture => flux2::picture::rows(gpu, options, sink),
         Group::GpuFlux2StepKernels => flux2::kernels::step(gpu),
         Group::GpuFlux2VaeKernels => flux2::kernels::decode(gpu),
+        Group::GpuFlux2TextKernels => flux2::kernels::text(gpu),
         _ => flux2::ops::print(gpu),
     }
 }

@@ -6,6 +6,10 @@ pub mod convrot;
 pub mod convs;
 pub mod floors;
 pub mod flux2;
+pub mod load;
+pub mod ltx_conv;
+pub mod ltx_diffusion;
+pub mod na3d;
 mod peer;
 pub mod wan;
 

@@ -1,4 +1,7 @@
-//! The peers of the GPU figures: torch's convolutions, diffusers' models, comfy-kitchen's int8 layers.
+//! The peers of the GPU figures: torch's convolutions, diffusers' models, comfy-kitchen's int8 layers and attention,
+//! safetensors' loading.
+
+use std::path::Path;
 
 use anyhow::Result;
 use serde_json::json;
@@ -32,6 +35,39 @@ pub(super) fn kitchen(options: &Options, shapes: &[[usize; 3]]) -> Result<Option
         }
         peer => peer.map(Some),
     }
+}
+
+/// safetensors' own loading of a file onto the device: `load`, in ms. Why there is no peer is said on stderr.
+pub(super) fn load(options: &Options, file: &Path) -> Option<Peer> {
+    let python = options.python.as_ref()?;
+    let peer = Peer::run(python, "load_safetensors.py", &[&file.display().to_string()]);
+    peer.inspect_err(|error| eprintln!("no peer: {error:#}")).ok()
+}
+
+/// Neighborhood attention by comfy-kitchen or torch, in `ms`. Figures of ours do not wait for a peer that does not run; it is
+/// said on stderr.
+pub(super) fn na3d(
+    options: &Options,
+    grid: [usize; 3],
+    window: [usize; 3],
+    heads: usize,
+    width: usize,
+) -> Option<Peer> {
+    let problem = json!({ "grid": grid, "window": window, "heads": heads, "width": width });
+    let peer = Peer::run(options.python.as_ref()?, "na3d.py", &[&problem.to_string()]);
+    peer.inspect_err(|error| eprintln!("no peer: {error:#}")).ok()
+}
+
+/// diffusers' `AutoencoderKLLTX2Video` with arguments of `ltx_conv_diffusers.py`, as [`na3d`].
+pub(super) fn ltx_conv(options: &Options, args: &[&str]) -> Option<Peer> {
+    let peer = Peer::run(options.python.as_ref()?, "ltx_conv_diffusers.py", args);
+    peer.inspect_err(|error| eprintln!("no peer: {error:#}")).ok()
+}
+
+/// diffusers' `LTX2VideoDiffusionDecoderModel` with arguments of `ltx_diffusion_diffusers.py`, as [`na3d`].
+pub(super) fn ltx_diffusion(options: &Options, args: &[&str]) -> Option<Peer> {
+    let peer = Peer::run(options.python.as_ref()?, "ltx_diffusion_diffusers.py", args);
+    peer.inspect_err(|error| eprintln!("no peer: {error:#}")).ok()
 }
 
 /// diffusers' FLUX.2 with arguments of `flux2_diffusers.py`: eager, and compiled if that is asked for. Figures of ours do

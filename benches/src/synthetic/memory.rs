@@ -145,12 +145,11 @@ fn normal_bytes(len: usize, mean: f32, std: f32) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Device;
-    use weights::Loader;
-
-    use candle_core::DType;
+    use candle_core::{DType, Device};
+    use weights::{Loader, Safetensors};
 
     use super::*;
+    use crate::synthetic::write_checkpoint;
 
     #[test]
     fn tensors_load_and_have_their_distributions() -> anyhow::Result<()> {
@@ -169,6 +168,14 @@ mod tests {
         assert_ne!(source.bytes("a.weight")?, source.bytes("b.weight")?);
         assert_eq!(source.host("b.weight")?.bytes(), source.bytes("b.weight")?);
         assert!(matches!(source.bytes("c.weight"), Err(Error::NoSuchTensor { .. })));
+
+        let file = tempfile::NamedTempFile::new()?;
+        write_checkpoint(file.path(), &expected, 0.02)?;
+        let written = Safetensors::open(file.path())?;
+        for tensor in source.tensors() {
+            assert_eq!(written.require(&tensor.name)?.shape, tensor.shape);
+            assert_eq!(written.bytes(&tensor.name)?, source.bytes(&tensor.name)?, "{}", tensor.name);
+        }
         Ok(())
     }
 }

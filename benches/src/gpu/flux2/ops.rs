@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use candle_core::DType;
 use candle_fork::{
-    AttentionMask, HeadNorm, LinearWeight, attention,
+    AttentionInto, AttentionMask, HeadNorm, LinearWeight, attention, attention_and_swiglu_into, attention_into,
     cudnn_policy::{Attention, Policy, scope},
     gate_residual, gate_residual_modulate, heads_of, layer_norm_modulate, linear, linear_into, qk_norm_rope,
     swiglu_into,
@@ -122,6 +122,23 @@ fn step_ops(gpu: &Gpu) -> Result<Vec<Op<'static>>> {
         let (q, k, v) = (q?.narrow(1, ALL - queries, queries)?, k?, v?);
         ops.push(Op::product(name, count, [queries * 2, ALL, H], move || {
             Ok(attention(&q, &k, &v, (D as f32).powf(-0.5), AttentionMask::Full).map(drop)?)
+        }));
+    }
+
+    // The two branches of a single block, one behind the other and beside one another.
+    let (x, joined) = (tokens(ALL, 3 * H + 2 * MLP)?, tokens(ALL, H + MLP)?);
+    for (name, beside) in [("(attention, then swiglu)", false), ("(attention and swiglu beside it)", true)] {
+        let [q, k, v] = [0, H, 2 * H].map(|start| heads_of(&x, start, HEADS, D));
+        let (q, k, v, out) = (q?, k?, v?, heads_of(&joined, 0, HEADS, D)?);
+        let (x, mlp) = (x.narrow(2, 3 * H, 2 * MLP)?, joined.narrow(2, H, MLP)?);
+        ops.push(Op::product(name, 0, [ALL * 2, ALL, H], move || {
+            let (softmax_scale, mask) = ((D as f32).powf(-0.5), AttentionMask::Full);
+            let attention = AttentionInto { q: &q, k: &k, v: &v, softmax_scale, mask, out: &out };
+            if beside {
+                return Ok(attention_and_swiglu_into(&attention, &x, &mlp)?);
+            }
+            attention_into(&q, &k, &v, softmax_scale, mask, &out)?;
+            Ok(swiglu_into(&x, &mlp)?)
         }));
     }
 

@@ -38,15 +38,15 @@ pub fn rows(gpu: &Gpu, options: &Options, sink: &mut Sink<'_>) -> Result<()> {
         options.attention = attention;
         Ok(Qwen3Encoder::load(&config, &OUT_LAYERS, weights.clone(), &options)?)
     };
-    let ids: Vec<u32> = (0..TEXT).map(|i| if i < REAL { 977 * i as u32 + 11 } else { 151_643 }).collect();
-    let want = load(DType::F32, AttentionPolicy::Math)?.forward(&ids, REAL)?;
+    let (ids, real) = prompt();
+    let want = load(DType::F32, AttentionPolicy::Math)?.forward(&ids, real)?;
     for (name, attention) in
         [("flux2_text_512", AttentionPolicy::Math), ("flux2_text_512_fused", AttentionPolicy::FusedAuto)]
     {
         let encoder = load(DType::BF16, attention)?;
-        let error = relative_error(&encoder.forward(&ids, REAL)?, &want)?;
+        let error = relative_error(&encoder.forward(&ids, real)?, &want)?;
         memory::reset_peak(&gpu.device)?;
-        let ms = gpu.clock(RUNS, || Ok(encoder.forward(&ids, REAL).map(drop)?))?;
+        let ms = gpu.clock(RUNS, || Ok(encoder.forward(&ids, real).map(drop)?))?;
         println!("{name}: peak {:.2} GiB", memory::peak(&gpu.device)?.unwrap_or(0) as f64 / GIB);
         sink(Row {
             floor: Some(TEXT_4B_FLOP / floors.bf16 / 1e9),
@@ -55,4 +55,9 @@ pub fn rows(gpu: &Gpu, options: &Options, sink: &mut Sink<'_>) -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// Ids of a padded prompt, and how many of them are real.
+pub(super) fn prompt() -> (Vec<u32>, usize) {
+    ((0..TEXT).map(|i| if i < REAL { 977 * i as u32 + 11 } else { 151_643 }).collect(), REAL)
 }

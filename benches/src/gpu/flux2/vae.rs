@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use candle_core::{DType, Tensor};
 use candle_fork::{cudnn_policy::take_counters, memory};
-use flux2::Flux2Vae;
+use flux2::{Flux2Vae, vae::Bands};
 use policy::{ConvPolicy, Silent};
 
 use super::{
@@ -20,6 +20,9 @@ use crate::{
 
 /// Timed runs.
 const RUNS: usize = 21;
+
+/// Bands as a run takes them.
+const BANDS: Bands = Bands::OfBytes(Bands::BYTES);
 
 /// A picture of 1024x1024 on the default path and with cuDNN's convolutions.
 ///
@@ -44,6 +47,9 @@ pub fn rows(gpu: &Gpu, options: &Options, sink: &mut Sink<'_>) -> Result<()> {
         take_counters();
         let got = vae.decode(&latents, &Silent)?;
         println!("{name}: {:?}", take_counters());
+        let banded = vae.decode_in(BANDS, &latents, &Silent)?;
+        println!("{name}: bands are {:.1e} from the whole", relative_error(&banded, &got)?);
+        drop(banded);
         let error =
             format!("psnr {:.1} dB rel_l2 {:.1e} against f32", psnr(&got, &want)?, relative_error(&got, &want)?);
         drop(got);
@@ -52,6 +58,15 @@ pub fn rows(gpu: &Gpu, options: &Options, sink: &mut Sink<'_>) -> Result<()> {
             Ok(vae.decode_rgb8(&latents, &Silent)?.pixels().flatten_all()?.to_vec1::<u8>().map(drop)?)
         })?;
         println!("{name}: peak {:.2} GiB", memory::peak(&gpu.device)?.unwrap_or(0) as f64 / GIB);
+        for side in [64, 128] {
+            let latents = gpu.noise(1.0, &[1, config.packed_channels(), side, side], DType::F32)?;
+            for bands in [Bands::Whole, BANDS] {
+                memory::reset_peak(&gpu.device)?;
+                let ms = gpu.clock(3, || Ok(vae.decode_rgb8_in(bands, &latents, &Silent).map(drop)?))?;
+                let peak = memory::peak(&gpu.device)?.unwrap_or(0) as f64 / GIB;
+                println!("{name}: {bands:?}, {} pixels a side: {ms:.1} ms, peak {peak:.2} GiB", 16 * side);
+            }
+        }
         sink(Row {
             floor: Some(DECODE_1024_FLOP / floors.bf16 / 1e9),
             error,
