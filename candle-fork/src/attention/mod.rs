@@ -10,6 +10,7 @@ use crate::{
     target,
 };
 
+pub(crate) mod blocks;
 #[cfg(any(feature = "cuda", test))]
 mod choose;
 mod cpu;

@@ -22,10 +22,13 @@ use rayon::prelude::*;
 
 use super::{OP, Problem, reference::Extents, window::Axis};
 use crate::{
-    attention::softmax::Update,
+    attention::{
+        blocks::{Buffers, normalize, widen_rows},
+        softmax::Update,
+    },
     element::Element,
     error::{Result, What},
-    gemm::{Output, PackedCols, Scratch, Strided, serial},
+    gemm::{Output, Strided, serial},
     operand::{RowKernel, Rows, for_each_row, packed_rows, read},
 };
 
@@ -202,36 +205,7 @@ impl<T: Element> Operands<'_, T> {
                 serial(count, left, packed_v, Output { data: acc, row_stride: width, accumulate: true }, scratch);
             }
         }
-        for ((out, acc), (_, sum)) in out.chunks_exact_mut(width).zip(acc.chunks_exact(width)).zip(state) {
-            for (y, &x) in out.iter_mut().zip(acc) {
-                *y = T::round(x / *sum);
-            }
-        }
-    }
-}
-
-/// What a task needs, kept for the next one.
-#[derive(Default)]
-struct Buffers {
-    /// Scaled queries, [queries, D].
-    q: Vec<f32>,
-    /// Maximum and sum of each query.
-    state: Vec<(f32, f32)>,
-    /// Scores, then weights, [queries, keys].
-    scores: Vec<f32>,
-    /// O, [queries, D].
-    acc: Vec<f32>,
-    /// Keys or values of a step, [keys, D].
-    wide: Vec<f32>,
-    packed_k: PackedCols,
-    packed_v: PackedCols,
-    scratch: Scratch,
-}
-
-fn widen_rows<T: Element>((data, rows): &(&[T], Rows<'_>), indices: impl Iterator<Item = usize>, wide: &mut Vec<f32>) {
-    wide.clear();
-    for index in indices {
-        wide.extend(data[rows.range(index)].iter().map(|x| x.widen()));
+        normalize(out, acc, state, width);
     }
 }
 
