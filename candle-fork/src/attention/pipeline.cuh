@@ -1,13 +1,10 @@
 // A block whose warps have parts of their own: one thread has tiles of tensors copied to shared memory, groups of four warps
 // compute with them. Needs compute capability 9.0.
-//
-// A barrier in shared memory (8 bytes) goes through phases of alternating parity, beginning with 0. A phase ends when as many
-// have arrived as it was made for, and all the bytes that were announced to it have come. Waiting for a parity returns when
-// the phase of that parity is over; for parity 1 before the first phase is, at once.
 
 #pragma once
 
 #include "attention/wgmma.cuh"
+#include "cuda/barrier.cuh"
 
 // A description of a tensor that the driver has encoded (cuda/tensor_map.rs).
 struct alignas(128) TensorMap {
@@ -25,42 +22,6 @@ template <int STAGES> struct Turn {
         }
     }
 };
-
-__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-// Shows initialised barriers to copies. The block has to synchronise behind it.
-__device__ __forceinline__ void barriers_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}\n" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
-
-// Arrives if `arrive`, without a branch.
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier, uint32_t arrive) {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %1, 0;\n"
-        "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n"
-        "}\n" ::"r"(barrier),
-        "r"(arrive)
-        : "memory");
-}
-
-// Arrives and announces bytes.
-__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
 
 // Begins to copy the box of a tensor of four axes from these coordinates on, which tells `barrier` of its bytes. What lies
 // outside of the tensor becomes zero.

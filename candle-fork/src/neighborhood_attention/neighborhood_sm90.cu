@@ -433,7 +433,7 @@ template <typename T, int FIRST, int SECOND> __device__ __forceinline__ void att
             barrier_init(shared.full + 8 * slot, 1);
             barrier_init(shared.empty + 8 * slot, CONSUMERS / 32);
         }
-        publish_barriers();
+        barriers_publish();
     }
     publish_to_products();
     __syncthreads();

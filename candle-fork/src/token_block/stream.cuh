@@ -8,6 +8,7 @@
 
 #pragma once
 
+#include "cuda/barrier.cuh"
 #include "token_block/products.cuh"
 
 constexpr int GROUPS = 2, GROUP = 128, THREADS = GROUP * (GROUPS + 1);
@@ -19,35 +20,6 @@ constexpr uint32_t SHARED_BYTES = 1024 + GROUPS * OWN + STAGES * (STAGE + 16);
 // Registers of a thread, which groups hand over: 24 + 2 * 240 = 3 * 168.
 __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); }
 __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 240;"); }
-
-// ---- barriers ------------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "AGAIN:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra OVER;\n"
-        "bra AGAIN;\n"
-        "OVER:\n"
-        "}\n" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
-
-// Arrives and lets the barrier wait for so many bytes.
-__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
 
 // All threads of a group, 1 or 2.
 __device__ __forceinline__ void group_sync(uint32_t group) {
@@ -87,7 +59,7 @@ struct Ring {
             // A lane of each warp that multiplies.
             barrier_init(empty + 8 * slot, GROUPS * 4);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barriers_publish();
     }
 
     // Fetches a stage; by one thread.
