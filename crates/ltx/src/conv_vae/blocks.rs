@@ -13,7 +13,7 @@ use super::{
     layout::{cells_to_channels, join},
     norm::{Input, Modulation},
     slots::{Pass, Slot},
-    timestep::{TimeEmbedder, modulations},
+    timestep::TimeEmbedder,
 };
 use crate::error::Result;
 
@@ -59,16 +59,15 @@ impl Noise {
 
 /// Norm and convolution, twice, plus the input.
 #[derive(Debug)]
-struct ResidualBlock {
+pub(super) struct ResidualBlock {
     convs: [Conv3d; 2],
     noise: Option<[Noise; 2]>,
-    table: Option<Tensor>,
     /// The input waits here for the convolutions.
     input: Slot,
 }
 
 impl ResidualBlock {
-    fn load(builder: &mut Builder<'_>, prefix: &str, inject_noise: bool, site: &Site<'_>) -> Result<Self> {
+    pub(super) fn load(builder: &mut Builder<'_>, prefix: &str, inject_noise: bool, site: &Site<'_>) -> Result<Self> {
         let convs = [site.conv(builder, &format!("{prefix}.conv1"))?, site.conv(builder, &format!("{prefix}.conv2"))?];
         let noise = match inject_noise {
             true => Some([
@@ -77,18 +76,16 @@ impl ResidualBlock {
             ]),
             false => None,
         };
-        let table = match site.network.timestep_conditioning {
-            true => Some(builder.tensor(prefix, "scale_shift_table")?),
-            false => None,
-        };
-        Ok(Self { convs, noise, table, input: builder.slot() })
+        Ok(Self { convs, noise, input: builder.slot() })
     }
 
-    fn forward(&self, x: Option<Tensor>, embedding: Option<&Tensor>, pass: &mut Pass<'_>) -> Result<Option<Tensor>> {
-        let modulations = match (&self.table, embedding) {
-            (Some(table), Some(embedding)) => modulations(table, embedding)?,
-            _ => Vec::new(),
-        };
+    /// With the modulations of both norms, if the network is conditioned.
+    pub(super) fn forward(
+        &self,
+        x: Option<Tensor>,
+        modulations: &[Modulation],
+        pass: &mut Pass<'_>,
+    ) -> Result<Option<Tensor>> {
         pass.slots.push(&self.input, x.clone())?;
         let [first, second] = &self.convs;
         let Some(y) = first.forward(normed(x, modulations.first())?, pass)? else {
@@ -122,38 +119,6 @@ impl ResidualBlock {
 /// Frames, as far as there are any, with the norm before a convolution.
 pub(super) fn normed(x: Option<Tensor>, modulation: Option<&Modulation>) -> Result<Option<Input>> {
     x.map(|x| Input::normed(x, modulation)).transpose()
-}
-
-/// Residual blocks that share the embedding of a timestep.
-#[derive(Debug)]
-pub(super) struct ResidualGroup {
-    embedder: Option<TimeEmbedder>,
-    blocks: Vec<ResidualBlock>,
-}
-
-impl ResidualGroup {
-    pub(super) fn load(
-        builder: &mut Builder<'_>,
-        prefix: &str,
-        layers: usize,
-        inject_noise: bool,
-        site: &Site<'_>,
-    ) -> Result<Self> {
-        let embedder = site.embedder(builder, &format!("{prefix}.time_embedder"))?;
-        let block = |layer| ResidualBlock::load(builder, &format!("{prefix}.res_blocks.{layer}"), inject_noise, site);
-        Ok(Self { embedder, blocks: (0..layers).map(block).collect::<Result<_>>()? })
-    }
-
-    pub(super) fn forward(&self, mut x: Option<Tensor>, pass: &mut Pass<'_>) -> Result<Option<Tensor>> {
-        let embedding = match (&self.embedder, pass.timestep) {
-            (Some(embedder), Some(timestep)) => Some(embedder.forward(timestep, 4)?),
-            _ => None,
-        };
-        for block in &self.blocks {
-            x = block.forward(x, embedding.as_ref(), pass)?;
-        }
-        Ok(x)
-    }
 }
 
 /// Channels of a convolution become frames and pixels. The first frame of a clip stays one.

@@ -200,7 +200,8 @@ impl Walk {
     /// The input, what a convolution sees, its result.
     fn residual(&mut self, width: usize) {
         let waiting = 2.0 * self.lag;
-        self.cache += self.clip(width, waiting);
+        // The input that waits for the convolutions; at the end of a clip, the result that waits for a turn.
+        self.cache += 2.0 * self.clip(width, waiting);
         let (seen, input) = (self.seen(width), self.clip(width, self.frames + waiting));
         self.seen(width);
         self.hold([input, seen, self.clip(width, self.frames).max(if self.chunked { input } else { 0.0 })]);
@@ -212,12 +213,13 @@ impl Walk {
             self.cache += self.clip(width, self.lag);
         }
         let seen = self.seen(width);
-        let main = self.clip(output * ft * fh * fw, self.frames);
+        let main = self.clip(output * ft * fh * fw, self.frames + self.lag);
         self.hold([seen, self.clip(width, self.frames).max(input), main]);
         self.hold([main, main, input]);
         self.frames *= ft as f64;
         self.height *= fh as f64;
         self.width *= fw as f64;
+        self.cache += self.clip(output, self.lag * ft as f64);
     }
 
     fn down(&mut self, width: usize, output: usize, [ft, fh, fw]: [usize; 3]) {

@@ -4,7 +4,12 @@ use candle_core::{D, DType, Tensor};
 use candle_fork::{What, layout::native};
 use policy::{Event, Observer};
 
-use super::{architecture::SpatialPadding, network::ConvNetwork, slots::Pass, vae::ConvVae};
+use super::{
+    architecture::SpatialPadding,
+    network::{ConvNetwork, Outlet},
+    slots::Pass,
+    vae::ConvVae,
+};
 use crate::error::{Error, Result, shape};
 
 /// What a run is given besides frames.
@@ -27,24 +32,23 @@ impl ConvVae {
         observer: &dyn Observer,
         sink: &mut dyn FnMut(Tensor) -> Result<()>,
     ) -> Result<()> {
+        let Conditions { timestep, noise } = conditions;
+        let modulations = network.modulations(timestep)?;
         let mut slots = network.slots();
         let frames = x.dim(2).what("frames of a clip")?;
-        let total = frames.div_ceil(chunk) * network.units();
-        let mut done = 0;
-        for start in (0..frames).step_by(chunk) {
+        let chunk = chunk.min(frames);
+        let (mut done, total) = (0, network.work(frames));
+        let mut tick = |frames: usize| {
+            done += frames;
+            Ok(observer.notify(Event::Progress { done, total })?)
+        };
+        for start in (0..frames).step_by(chunk.max(1)) {
             let count = chunk.min(frames - start);
             let piece =
                 x.narrow(2, start, count).and_then(|piece| piece.to_dtype(self.dtype())).what("frames of a clip")?;
-            let piece = native(&piece)?;
-            let Conditions { timestep, noise } = conditions;
-            let mut pass = Pass { slots: &mut slots, last: start + count == frames, timestep, noise };
-            let result = network.forward(Some(piece), &mut pass, &mut || {
-                done += 1;
-                Ok(observer.notify(Event::Progress { done, total })?)
-            })?;
-            if let Some(result) = result {
-                sink(result)?;
-            }
+            let mut pass = Pass { slots: &mut slots, last: start + count == frames, noise };
+            let mut outlet = Outlet { tick: &mut tick, emit: sink };
+            network.forward(native(&piece)?, chunk, &modulations, &mut pass, &mut outlet)?;
         }
         Ok(())
     }

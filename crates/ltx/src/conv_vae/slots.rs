@@ -67,14 +67,12 @@ impl Slots {
     }
 }
 
-/// One call of a network.
+/// One call of a layer.
 pub(super) struct Pass<'a> {
     /// What earlier calls left.
     pub(super) slots: &'a mut Slots,
     /// Whether no frames follow.
     pub(super) last: bool,
-    /// Of a network that is conditioned on it.
-    pub(super) timestep: Option<f64>,
     /// `[H, W]` each, by the index that a layer was given.
     pub(super) noise: &'a [Tensor],
 }

@@ -202,6 +202,9 @@ fn crop(x: &Tensor, extents: [usize; 3]) -> Result<Tensor> {
     Ok((0..3).try_fold(x.clone(), cut).what(WHAT)?)
 }
 
+/// Parts of a tile that progress counts.
+const PARTS: usize = 100;
+
 /// Progress of tiles that take one run each.
 pub(super) struct TileObserver<'a> {
     pub(super) inner: &'a dyn Observer,
@@ -213,7 +216,8 @@ impl Observer for TileObserver<'_> {
     fn on_event(&self, event: &Event<'_>) -> ControlFlow<()> {
         match *event {
             Event::Progress { done, total } => {
-                self.inner.on_event(&Event::Progress { done: self.tile * total + done, total: self.tiles * total })
+                let done = self.tile * PARTS + done * PARTS / total.max(1);
+                self.inner.on_event(&Event::Progress { done, total: self.tiles * PARTS })
             }
             ref other => self.inner.on_event(other),
         }
