@@ -8,12 +8,12 @@ use std::{fs, path::Path, sync::Arc};
 use anyhow::{Context, Result, ensure};
 use candle_core::{Tensor, quantized::GgmlDType};
 use candle_fork::{QuantMode, convrot::take_counters};
-use flux2::{Components, Flux2Pipeline, GenerateOptions, LoadOptions, ModelFolder, QuantPolicy};
+use flux2::{Components, Flux2Pipeline, LoadOptions, ModelFolder, QuantPolicy};
 use policy::Silent;
-use sampling::NoiseGenerator;
 use tempfile::TempDir;
 use tests::{
     Container, DemoCopy, Golden, Stored, assert_close, assert_same_bits, data, demo, gguf, prefixed, psnr, relayout,
+    request,
 };
 use weights::{
     Safetensors, TensorSource,
@@ -85,15 +85,7 @@ fn picture(components: Components) -> Result<Tensor> {
 
 fn picture_of(folder: &ModelFolder, components: Components, load: &LoadOptions) -> Result<Tensor> {
     let golden = Golden::open(GOLDEN)?;
-    let options = GenerateOptions {
-        prompt: golden.metadata("prompt")?.to_owned(),
-        height: Some(golden.number("height")?),
-        width: Some(golden.number("width")?),
-        num_inference_steps: Some(golden.number("steps")?),
-        seed: golden.number("seed")?,
-        noise: NoiseGenerator::TorchCpu,
-        ..GenerateOptions::default()
-    };
+    let options = request(&golden)?;
     let pipeline = Flux2Pipeline::load_with(folder, components, load)?;
     Ok(pipeline.generate(&options, &Silent)?.image)
 }

@@ -9,7 +9,7 @@ use candle_core::{DType, Device, Tensor};
 use flux2::{DenoiseInput, Error, Flux2Pipeline, GenerateOptions, LoadOptions};
 use policy::Silent;
 use sampling::{FlowMatchEuler, NoiseGenerator};
-use tests::{DemoCopy, Golden, assert_close, assert_same_bits, demo, max_abs};
+use tests::{DemoCopy, Golden, assert_close, assert_same_bits, demo, max_abs, request};
 
 /// Relative L2 error of every stage of a run.
 const TOLERANCE: f64 = 1e-4;
@@ -105,15 +105,7 @@ fn a_seed_of_torch_gives_the_picture_of_the_reference() -> Result<()> {
     // End to end: from the prompt and the seed alone.
     for name in GOLDENS {
         let golden = Golden::open(name)?;
-        let options = GenerateOptions {
-            prompt: golden.metadata("prompt")?.to_owned(),
-            height: Some(golden.number("height")?),
-            width: Some(golden.number("width")?),
-            num_inference_steps: Some(golden.number("steps")?),
-            seed: golden.number("seed")?,
-            noise: NoiseGenerator::TorchCpu,
-            ..GenerateOptions::default()
-        };
+        let options = request(&golden)?;
         let generated = pipeline().generate(&options, &Silent)?;
         assert_eq!((Some(generated.height), Some(generated.width)), (options.height, options.width), "{name}");
         let want = golden.tensor("image")?.squeeze(0)?;

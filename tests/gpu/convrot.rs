@@ -15,15 +15,14 @@ use candle_fork::{
     quant::{Fp8Format, Fp8Scales, Iq4Format},
     quantize_int8_convrot,
 };
-use flux2::{Components, Flux2Pipeline, GenerateOptions, LoadOptions, QuantPolicy};
+use flux2::{Components, Flux2Pipeline, LoadOptions, QuantPolicy};
 use policy::Silent;
-use sampling::NoiseGenerator;
 use tests::{
     Container, Golden,
     convrot::{bits, check, host},
     data, demo, gguf,
     gpu::{Choices, DTYPES, Failures, cuda, noise, poison, relative_error, seed, values},
-    psnr, relayout,
+    psnr, relayout, request,
 };
 use weights::{
     Safetensors,
@@ -538,15 +537,7 @@ fn quantised_models_make_the_picture() -> Result<()> {
 
     let golden = Golden::open("flux2-a")?;
     let wanted = golden.tensor("image")?.squeeze(0)?;
-    let options = GenerateOptions {
-        prompt: golden.metadata("prompt")?.to_owned(),
-        height: Some(golden.number("height")?),
-        width: Some(golden.number("width")?),
-        num_inference_steps: Some(golden.number("steps")?),
-        seed: golden.number("seed")?,
-        noise: NoiseGenerator::TorchCpu,
-        ..GenerateOptions::default()
-    };
+    let options = request(&golden)?;
     for (file, least) in [("int8", 50.0), ("fp8", 42.0), ("q8_0", 54.0)] {
         for mode in MODES {
             let load = LoadOptions::new(device.clone(), DType::F32).with_quant(QuantPolicy::Mode(mode));

@@ -11,15 +11,15 @@ use candle_fork::{
     stream::replays,
 };
 use flux2::{
-    DenoiseInput, Flux2Pipeline, Flux2Transformer, Flux2Vae, GenerateOptions, Launches, LoadOptions, NoiseGenerator,
-    Residency, TransformerConfig, vae::Bands,
+    DenoiseInput, Flux2Pipeline, Flux2Transformer, Flux2Vae, Launches, LoadOptions, Residency, TransformerConfig,
+    vae::Bands,
 };
 use policy::{AttentionPolicy, ConvPolicy, Silent};
 use serde_json::{Value, json};
 use tests::{
     Golden, demo,
     gpu::{Failures, cuda, cudnn, noise, values},
-    psnr, rel_l2,
+    psnr, rel_l2, request,
 };
 
 const GOLDENS: [&str; 3] = ["flux2-a", "flux2-b", "flux2-c"];
@@ -48,19 +48,6 @@ fn options(device: &Device, dtype: DType, (conv, attention): (ConvPolicy, Attent
 
 fn pipeline(device: &Device, dtype: DType, way: (ConvPolicy, AttentionPolicy)) -> Result<Flux2Pipeline> {
     Ok(Flux2Pipeline::load(&demo(), &options(device, dtype, way))?)
-}
-
-/// The request that a golden is the answer to.
-fn request(golden: &Golden) -> Result<GenerateOptions> {
-    Ok(GenerateOptions {
-        prompt: golden.metadata("prompt")?.to_owned(),
-        height: Some(golden.number("height")?),
-        width: Some(golden.number("width")?),
-        num_inference_steps: Some(golden.number("steps")?),
-        seed: golden.number("seed")?,
-        noise: NoiseGenerator::TorchCpu,
-        ..GenerateOptions::default()
-    })
 }
 
 fn on_cpu(x: &Tensor) -> Result<Tensor> {

@@ -6,14 +6,32 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use flux2::GenerateOptions;
+use sampling::NoiseGenerator;
 use tempfile::TempDir;
 use weights::ModelFolder;
 
-use crate::{container::Container, data};
+use crate::{container::Container, data, golden::Golden};
 
 /// The trained miniature in `models/flux2-demo`.
 pub fn demo() -> ModelFolder {
     ModelFolder::Disk(data("models/flux2-demo"))
+}
+
+/// The request that the picture of a golden is the answer to.
+///
+/// # Errors
+/// If the golden does not say.
+pub fn request(golden: &Golden) -> Result<GenerateOptions> {
+    Ok(GenerateOptions {
+        prompt: golden.metadata("prompt")?.to_owned(),
+        height: Some(golden.number("height")?),
+        width: Some(golden.number("width")?),
+        num_inference_steps: Some(golden.number("steps")?),
+        seed: golden.number("seed")?,
+        noise: NoiseGenerator::TorchCpu,
+        ..GenerateOptions::default()
+    })
 }
 
 /// A copy of the demonstration model that a test may damage; it goes away with the value.

@@ -19,7 +19,7 @@ mod names;
 mod skeleton;
 
 pub use container::{Container, Stored};
-pub use demo::{DemoCopy, demo};
+pub use demo::{DemoCopy, demo, request};
 pub use gguf::gguf;
 pub use golden::Golden;
 pub use layouts::{prefixed, relayout};

@@ -7,7 +7,7 @@
 //! | `module.rs`, `launch.rs` | kernels from PTX, and their launches |
 //! | `beside.rs` | kernels beside others |
 //! | `tensor.rs` | addresses of operands, outputs |
-//! | `tensor_map.rs` | tensors for copies of boxes to shared memory |
+//! | `tensor_map.rs`, `tensor_map/` | tensors for copies of boxes to shared memory |
 //! | `arena.rs` | scratch memory |
 //! | `copy.rs`, `strided_copy.cu` | copies between any two layouts |
 //! | `blas.rs`, `lt/`, `blas_lt.rs` | matrix products: of floats; of floats and of bytes by cuBLASLt |
@@ -44,5 +44,4 @@ pub mod paths;
 pub mod strides;
 #[cfg(feature = "cuda")]
 pub mod tensor;
-#[cfg(feature = "cuda")]
 pub mod tensor_map;

@@ -102,17 +102,8 @@ template <typename T, int K> __device__ __forceinline__ void surround(const Para
             }
             float factor = 1.0f;
             if (p.norm) {
-                float squares = 0.0f;
-#pragma unroll
-                for (int k = 0; k < K; ++k) {
-                    float wide[N];
-                    widen_all(values[k], wide);
-                    float sum = 0.0f;
-#pragma unroll
-                    for (int j = 0; j < N; ++j) sum = fmaf(wide[j], wide[j], sum);
-                    squares += sum;
-                }
-                factor = 1.0f / sqrtf(sum_lanes(squares, p.lanes) / static_cast<float>(p.channels) + p.eps);
+                const float squares = sum_lanes(sum_squares(values), p.lanes);
+                factor = 1.0f / sqrtf(squares / static_cast<float>(p.channels) + p.eps);
             }
             if (!mine) continue;
             T* to = out + static_cast<uint64_t>(row) * p.channels;

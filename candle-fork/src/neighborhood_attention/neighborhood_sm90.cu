@@ -17,13 +17,13 @@
 // Index width: 64 bits, 32 for positions.
 // Preconditions: maps as cuda/warp_groups.rs makes them; `pitch` even; factor > 0.
 
-#include "neighborhood_attention/bulk.cuh"
+#include "attention/pipeline.cuh"
 #include "neighborhood_attention/neighborhood.cuh"
 #include "neighborhood_attention/products.cuh"
 
 // `Params` in cuda/warp_groups.rs.
 struct Sm90Neighborhood {
-    BoxMap q, k, v; // [heads, D, even axis, long axis, planes], from the inside out
+    TensorMap q, k, v; // [heads, D, even axis, long axis, planes], from the inside out
     void* out;
     uint64_t items;
     Windows grid;        // T, long axis, even axis
@@ -62,22 +62,12 @@ struct Shared {
     }
 };
 
-// A slot of the ring, and the phase of its barriers.
-struct Slot {
-    uint32_t index = 0;
-    uint32_t odd = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++index == SLOTS) {
-            index = 0;
-            odd ^= 1;
-        }
-    }
-
-    __device__ __forceinline__ uint32_t box(const Shared& shared) const { return shared.boxes + index * BOX; }
-    __device__ __forceinline__ uint32_t full(const Shared& shared) const { return shared.full + 8 * index; }
-    __device__ __forceinline__ uint32_t empty(const Shared& shared) const { return shared.empty + 8 * index; }
-    __device__ __forceinline__ void wait(const Shared& shared) const { barrier_wait(full(shared), odd); }
+// A slot of the ring.
+struct Slot : Turn<SLOTS> {
+    __device__ __forceinline__ uint32_t box(const Shared& shared) const { return shared.boxes + stage * BOX; }
+    __device__ __forceinline__ uint32_t full(const Shared& shared) const { return shared.full + 8 * stage; }
+    __device__ __forceinline__ uint32_t empty(const Shared& shared) const { return shared.empty + 8 * stage; }
+    __device__ __forceinline__ void wait(const Shared& shared) const { barrier_wait(full(shared), parity); }
 
     // This warp does not read it any more.
     __device__ __forceinline__ void release(const Shared& shared) const {
@@ -138,13 +128,21 @@ __device__ __forceinline__ int32_t box_of(const Windows& grid, uint32_t first) {
     return box;
 }
 
+// `copy_box` of a tensor of five axes.
+__device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, uint32_t barrier, const int32_t (&at)[5]) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to),
+                 "l"(&map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(barrier)
+                 : "memory");
+}
+
 // The copies of all items of a block.
 __device__ __forceinline__ void produce(const Sm90Neighborhood& p, const Shared& shared) {
     Slot slot;
-    const auto copy = [&](const BoxMap& map, const int32_t (&at)[5], uint32_t rows) {
-        barrier_wait(slot.empty(shared), slot.odd ^ 1);
+    const auto copy = [&](const TensorMap& map, const int32_t (&at)[5], uint32_t rows) {
+        barrier_wait(slot.empty(shared), slot.parity ^ 1);
         barrier_expect(slot.full(shared), rows * PITCH);
-        copy_box(slot.box(shared), map, at, slot.full(shared));
+        copy_box(slot.box(shared), map, slot.full(shared), at);
         slot.advance();
     };
     for (uint64_t index = blockIdx.x; index < p.items; index += gridDim.x) {
@@ -243,11 +241,6 @@ __device__ __forceinline__ void advance(State& state, Scores<COLUMNS>& scores, W
     for (int r = 0; r < 2; ++r) state.total[r] += sum[r][0] + sum[r][1];
     // The half of a product behind the last key.
     if (COLUMNS % 2 == 1) weights[COLUMNS / 2][2] = weights[COLUMNS / 2][3] = 0;
-}
-
-// Until all of a group are here.
-__device__ __forceinline__ void wait_for_group(uint32_t group) {
-    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(128) : "memory");
 }
 
 using Query = uint32_t[WIDTH / 16][4];
@@ -375,9 +368,9 @@ __device__ __forceinline__ void consume(const Sm90Neighborhood& p, const Shared&
     for (uint64_t index = blockIdx.x; index < p.items; index += gridDim.x) {
         const Item item(p, index);
         const int32_t box = box_of(p.grid, item.a), offset = offset_of(p.grid, item.a, box, group);
-        wait_for_group(group);
+        group_sync(group + 1, 128);
         masks[32 * warp + lane] = mask_word<FIRST>(p, item, places, box + offset, group, warp, lane);
-        wait_for_group(group);
+        group_sync(group + 1, 128);
         uint32_t mask[2][2];
 #pragma unroll
         for (int word = 0; word < WORDS; ++word) mask[word / 2][word % 2] = masks[32 * word + lane];
@@ -439,10 +432,10 @@ template <typename T, int FIRST, int SECOND> __device__ __forceinline__ void att
     __syncthreads();
 
     if (threadIdx.x >= CONSUMERS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        registers_give<32>();
         if (threadIdx.x == CONSUMERS) produce(p, shared);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+        registers_take<160>();
         consume<T, FIRST, SECOND>(p, shared, masks, places);
     }
 }

@@ -106,17 +106,7 @@ template <typename T, int K> __device__ __forceinline__ void channels_last(const
             for (int k = 0; k < K; ++k) {
                 if (holds[k] && i < mine) row[k] = load_vec<T, N>(from + k * p.lanes * N);
             }
-            float squares = 0.0f;
-#pragma unroll
-            for (int k = 0; k < K; ++k) {
-                float values[N];
-                widen_all(row[k], values);
-                float sum = 0.0f;
-#pragma unroll
-                for (int j = 0; j < N; ++j) sum = fmaf(values[j], values[j], sum);
-                squares += sum;
-            }
-            const float factor = row_factor(sum_lanes(squares, p.lanes), p.channels);
+            const float factor = row_factor(sum_lanes(sum_squares(row), p.lanes), p.channels);
 #pragma unroll
             for (int k = 0; k < K; ++k) {
                 if (!holds[k] || i >= mine) continue;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/common.cuh"
+#include "element.cuh"
 
 constexpr int WARP = 32;
 
@@ -12,6 +13,21 @@ template <typename S> __device__ __forceinline__ S sum_lanes(S value, uint32_t l
         value += __shfl_xor_sync(0xffffffff, value, distance);
     }
     return value;
+}
+
+// Sum of the squares of what a lane holds of a row, vector by vector.
+template <typename T, int N, int K> __device__ __forceinline__ float sum_squares(const Vec<T, N> (&row)[K]) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        float values[N];
+        widen_all(row[k], values);
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < N; ++j) sum = fmaf(values[j], values[j], sum);
+        squares += sum;
+    }
+    return squares;
 }
 
 // Sum over the threads of one row: `lanes` of a warp, or the whole block if they are more than a warp. `shared` has a

@@ -42,7 +42,8 @@ pub struct W4a8Scales<'a> {
 ///
 /// # Errors
 /// [`Error::Argument`] if `columns` is not a multiple of 4 and of the group size, `packed` is not whole rows of either kind,
-/// the number of relative scales does not fit, or codes of 6 bits come with a codebook.
+/// the number of relative scales does not fit, codes of 6 bits come with a codebook, or a scale or a value of the codebook is
+/// not finite.
 pub fn decode_w4a8(packed: &[u8], rows: usize, columns: usize, scales: W4a8Scales<'_>) -> Result<Vec<u8>> {
     const OP: &str = "decode_w4a8";
     let error = |what: String| Err(Error::Argument { op: OP, what });
@@ -60,6 +61,13 @@ pub fn decode_w4a8(packed: &[u8], rows: usize, columns: usize, scales: W4a8Scale
     }
     if six_bits && codebook.is_some() {
         return error("codes of 6 bits have no codebook".into());
+    }
+    // A NaN would become the code 0.
+    if let Some((i, scale)) = relative.iter().enumerate().find(|(_, scale)| !scale.is_finite()) {
+        return error(format!("relative scale {i} is {scale}"));
+    }
+    if let Some(value) = codebook.and_then(|values| values.iter().find(|value| !value.is_finite())) {
+        return error(format!("the codebook holds {value}"));
     }
     let mut bytes = Vec::with_capacity(rows * columns);
     for (row, relative) in packed.chunks_exact(width).zip(relative.chunks_exact(groups)) {

@@ -338,6 +338,13 @@ fn packed_codes_of_4_bits() {
         let result = decode_w4a8(&vec![0; bytes], rows, columns, scales);
         assert!(matches!(result, Err(Error::Argument { .. })), "{bytes} {rows} {columns} {group_size}");
     }
+    // What is not finite would vanish in the codes.
+    let mut book = book;
+    book[3] = f32::NAN;
+    for (relative, codebook) in [(f32::NAN, None), (f32::INFINITY, None), (1.0, Some(&book))] {
+        let scales = W4a8Scales { relative: &[relative], group_size: 4, codebook };
+        assert!(matches!(decode_w4a8(&[0; 2], 1, 4, scales), Err(Error::Argument { .. })), "{scales:?}");
+    }
 }
 
 #[test]

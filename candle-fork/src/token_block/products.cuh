@@ -5,24 +5,7 @@
 
 #include "attention/wgmma.cuh"
 
-// Waits until at most the last product is under way.
-__device__ __forceinline__ void products_wait_but_one() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
-
-// c += a b: a [64, 16] of 64 rows of a panel, b [16, 128] of 128 rows; both of `panel_columns`.
-__device__ __forceinline__ void multiply_by_128(float (&c)[64], uint64_t a, uint64_t b) {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, 1, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        PLACES_64
-        "}, %64, %65, p, 1, 1, 0, 0;\n"
-        "}\n"
-        : SUMS_64(c)
-        : "l"(a), "l"(b));
-}
-
-// c += a b: a [64, 16] of 64 rows of a panel, b [16, 256] of 256 rows.
+// c += a b: a [64, 16] of 64 rows of a panel, b [16, 256] of 256 rows; both of `panel_columns`.
 __device__ __forceinline__ void multiply_by_256(float (&c)[128], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n"

@@ -8,7 +8,7 @@
 
 #pragma once
 
-#include "cuda/barrier.cuh"
+#include "attention/pipeline.cuh"
 #include "token_block/products.cuh"
 
 constexpr int GROUPS = 2, GROUP = 128, THREADS = GROUP * (GROUPS + 1);
@@ -18,28 +18,11 @@ constexpr uint32_t PANEL = ROWS * 128, OWN = 4 * PANEL;
 constexpr uint32_t SHARED_BYTES = 1024 + GROUPS * OWN + STAGES * (STAGE + 16);
 
 // Registers of a thread, which groups hand over: 24 + 2 * 240 = 3 * 168.
-__device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); }
-__device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 240;"); }
-
-// All threads of a group, 1 or 2.
-__device__ __forceinline__ void group_sync(uint32_t group) {
-    asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");
-}
+constexpr int GIVEN = 24, TAKEN = 240;
 
 // ---- weights -------------------------------------------------------------------------------------------------------
 
-// A place in the ring of stages.
-struct Cursor {
-    uint32_t slot = 0;
-    uint32_t phase = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++slot == STAGES) {
-            slot = 0;
-            phase ^= 1;
-        }
-    }
-};
+using Cursor = Turn<STAGES>;
 
 // Addresses in shared memory.
 struct Ring {
@@ -64,8 +47,8 @@ struct Ring {
 
     // Fetches a stage; by one thread.
     __device__ __forceinline__ void fetch(Cursor& cursor, const char* weights, uint32_t stage) const {
-        barrier_wait(empty + 8 * cursor.slot, cursor.phase ^ 1);
-        const uint32_t barrier = full + 8 * cursor.slot, to = stages + cursor.slot * STAGE;
+        barrier_wait(empty + 8 * cursor.stage, cursor.parity ^ 1);
+        const uint32_t barrier = full + 8 * cursor.stage, to = stages + cursor.stage * STAGE;
         barrier_expect(barrier, STAGE);
         const char* from = weights + static_cast<uint64_t>(stage) * STAGE;
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -76,15 +59,15 @@ struct Ring {
 
     // The address of the next stage, once it is there.
     __device__ __forceinline__ uint32_t take(Cursor& cursor) const {
-        barrier_wait(full + 8 * cursor.slot, cursor.phase);
-        const uint32_t stage = stages + cursor.slot * STAGE;
+        barrier_wait(full + 8 * cursor.stage, cursor.parity);
+        const uint32_t stage = stages + cursor.stage * STAGE;
         cursor.advance();
         return stage;
     }
 
     // Gives the oldest stage that is still held back; by all threads of a warp, whose products with it are done.
     __device__ __forceinline__ void release(Cursor& cursor) const {
-        if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * cursor.slot);
+        if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * cursor.stage);
         cursor.advance();
     }
 };
@@ -232,7 +215,7 @@ __device__ __forceinline__ void norm_rows(float (&values)[CHANNELS / 2], uint32_
         }
         inverse[r] = rsqrtf(sum_quad(squares) / CHANNELS + eps);
     }
-    group_sync(group);
+    group_sync(group, GROUP);
 #pragma unroll
     for (int c = 0; c < CHANNELS / 8; ++c) {
         const float2 pair = *reinterpret_cast<const float2*>(weight + 8 * c + 2 * place.quad);
@@ -245,7 +228,7 @@ __device__ __forceinline__ void norm_rows(float (&values)[CHANNELS / 2], uint32_
         }
     }
     publish_to_products();
-    group_sync(group);
+    group_sync(group, GROUP);
 }
 
 // values += tokens * weights of the next four stages, [256, 256], panels of 256 rows each.
@@ -262,7 +245,7 @@ __device__ __forceinline__ void multiply_rows(float (&values)[CHANNELS / 2], uin
         }
         products_commit();
         if (panel > 0) {
-            products_wait_but_one();
+            products_wait<1>();
             ring.release(held);
         }
     }

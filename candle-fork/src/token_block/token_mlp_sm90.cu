@@ -58,7 +58,7 @@ __device__ __forceinline__ void mlp(const TokenMlp& p) {
 
     const uint32_t group = threadIdx.x / GROUP;
     if (group == 0) {
-        give_registers();
+        registers_give<GIVEN>();
         if (threadIdx.x == 0) {
             Cursor cursor;
             for_each_tile(p.tokens, [&](uint64_t, uint64_t) {
@@ -68,7 +68,7 @@ __device__ __forceinline__ void mlp(const TokenMlp& p) {
             });
         }
     } else {
-        take_registers();
+        registers_take<TAKEN>();
         const uint32_t own = base + (group - 1) * OWN;
         const Place place = Place::own();
         Cursor next, held;
@@ -76,12 +76,12 @@ __device__ __forceinline__ void mlp(const TokenMlp& p) {
         uint32_t gated[4][4];
         for_each_tile(p.tokens, [&](uint64_t tile, uint64_t following) {
             const uint64_t first = tile * TILE + (group - 1) * ROWS;
-            group_sync(group);
+            group_sync(group, GROUP);
             fetch_rows(own, p.attended, first, p.tokens);
             load_rows(sums, p.x, p.out_bias, first, p.tokens, place);
             wait_for_copies();
             publish_to_products();
-            group_sync(group);
+            group_sync(group, GROUP);
             multiply_rows(sums, own, ring, next, held);
             norm_rows(sums, own, p.norm, p.eps, group, place);
             if ((following + 1) * TILE <= p.tokens) {
@@ -102,7 +102,7 @@ __device__ __forceinline__ void mlp(const TokenMlp& p) {
 #pragma unroll
                     for (int depth = 0; depth < 8; ++depth) {
                         const uint32_t at = stage + depth / 4 * (STAGE / 2) + depth % 4 * 32;
-                        multiply_by_128(hidden, left_operand(own, 8 * half + depth), panel_columns(at));
+                        multiply_by_columns<__nv_bfloat16>(hidden, left_operand(own, 8 * half + depth), panel_columns(at), 1);
                     }
                     products_commit();
                 }

@@ -115,7 +115,7 @@ __device__ __forceinline__ void project(const TokenProject& p) {
 
     const uint32_t group = threadIdx.x / GROUP;
     if (group == 0) {
-        give_registers();
+        registers_give<GIVEN>();
         if (threadIdx.x == 0) {
             Cursor cursor;
             const uint32_t stages = p.context ? 16 : 12;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void project(const TokenProject& p) {
             });
         }
     } else {
-        take_registers();
+        registers_take<TAKEN>();
         const uint32_t own = base + (group - 1) * OWN;
         const Place place = Place::own();
         Cursor next, held;
@@ -132,12 +132,12 @@ __device__ __forceinline__ void project(const TokenProject& p) {
         for_each_tile(p.tokens, [&](uint64_t tile, uint64_t following) {
             const uint64_t first = tile * TILE + (group - 1) * ROWS;
             if (p.context) {
-                group_sync(group);
+                group_sync(group, GROUP);
                 fetch_rows(own, p.context, first, p.tokens);
                 load_rows(sums, p.x, p.context_bias, first, p.tokens, place);
                 wait_for_copies();
                 publish_to_products();
-                group_sync(group);
+                group_sync(group, GROUP);
                 multiply_rows(sums, own, ring, next, held);
                 store_rows(sums, p.x, CHANNELS, first, p.tokens, place);
             } else {

@@ -65,16 +65,16 @@ pub enum Launches {
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        let family = ModelFamily::Flux2;
+        let Backends { conv, attention, plans, plan_cache } = Backends::for_family(ModelFamily::Flux2);
         Self {
             device: Device::Cpu,
             dtype: DType::F32,
             values: ValueCheck::default(),
-            conv: ConvPolicy::for_family(family),
-            attention: AttentionPolicy::for_family(family),
+            conv,
+            attention,
             quant: QuantPolicy::default(),
-            plans: PlanChoice::Timed { max_plans: 32, runs: 3 },
-            plan_cache: None,
+            plans,
+            plan_cache,
             text_encoder: Residency::default(),
             launches: Launches::default(),
             max_vram: None,

@@ -32,16 +32,8 @@ pub struct LoadOptions {
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        let family = ModelFamily::Ltx;
-        Self {
-            device: Device::Cpu,
-            dtype: None,
-            values: ValueCheck::default(),
-            conv: ConvPolicy::for_family(family),
-            attention: AttentionPolicy::for_family(family),
-            plans: PlanChoice::Timed { max_plans: 32, runs: 3 },
-            plan_cache: None,
-        }
+        let Backends { conv, attention, plans, plan_cache } = Backends::for_family(ModelFamily::Ltx);
+        Self { device: Device::Cpu, dtype: None, values: ValueCheck::default(), conv, attention, plans, plan_cache }
     }
 }
 

@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use candle_fork::cudnn_policy::{self, Attention, Backend, PlanChoice, Policy};
 
-use crate::{AttentionPolicy, ConvPolicy};
+use crate::{AttentionPolicy, ConvPolicy, ModelFamily};
 
 /// Keeps a policy in force on its thread; dropping it, also by a panic, ends that. Guards nest.
 ///
@@ -96,6 +96,16 @@ pub struct BackendsGuard {
 }
 
 impl Backends {
+    /// Those of a family: its policies, and plans that are timed, once for each shape, and kept in memory only.
+    pub fn for_family(family: ModelFamily) -> Self {
+        Self {
+            conv: ConvPolicy::for_family(family),
+            attention: AttentionPolicy::for_family(family),
+            plans: PlanChoice::Timed { max_plans: 32, runs: 3 },
+            plan_cache: None,
+        }
+    }
+
     /// Puts them in force on this thread.
     pub fn enter(&self) -> BackendsGuard {
         let plans = enter(|policy| {

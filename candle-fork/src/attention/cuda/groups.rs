@@ -79,11 +79,11 @@ pub(super) fn run(device: &CudaDevice, dtype: DType, [q, k, v]: [&Operand; 3], a
 /// Boxes of 64 components of 128 positions of a head, from `[B, S, H, D]`.
 fn map(operand: &Operand, dtype: DType) -> Result<TensorMap> {
     match (operand.tensor().dims(), operand.strides()) {
-        (&[batch, positions, heads, width], &[item, position, head, _]) => TensorMap::new(&Boxes {
+        (&[batch, positions, heads, width], &[item, position, head, component]) => TensorMap::new(&Boxes {
             address: operand.address(),
             dtype,
             extents: [width, positions, heads, batch],
-            strides: [position, head, item],
+            strides: [component, position, head, item],
             shape: [64, QUERIES as u32, 1, 1],
         }),
         (dims, _) => {

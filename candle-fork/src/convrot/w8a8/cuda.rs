@@ -201,7 +201,6 @@ unsafe fn scale(device: &CudaDevice, dtype: DType, params: Params) -> Result<()>
 /// # Safety
 /// As [`part`].
 unsafe fn few(device: &CudaDevice, dtype: DType, params: Params) -> Result<()> {
-    count(|counters| counters.few += 1);
     let Params { rows, columns, depth, .. } = params;
     if rows > FEW as u64 && !REPORTED.replace(true) {
         tracing::warn!(
@@ -219,5 +218,7 @@ unsafe fn few(device: &CudaDevice, dtype: DType, params: Params) -> Result<()> {
     let blocks = [across.div_ceil(FEW_COLUMNS), down.div_ceil(FEW).min(MAX_BLOCKS_Y), 1];
     // SAFETY: `Params` mirrors that of w8a8.cu; the caller vouches for the memory. Wide only for whole vectors at aligned
     // places.
-    unsafe { kernel.launch(Grid::blocks(OP, blocks.map(|n| n as u64), THREADS)?, &params) }
+    unsafe { kernel.launch(Grid::blocks(OP, blocks.map(|n| n as u64), THREADS)?, &params) }?;
+    count(|counters| counters.few += 1);
+    Ok(())
 }

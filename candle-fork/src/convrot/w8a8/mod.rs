@@ -79,8 +79,9 @@ pub(crate) fn linear(x: &Tensor, parts: &[&Int8], group: Group, bias: Option<&Te
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => cuda::linear(x, parts, group, bias),
         Device::Cpu => {
+            let y = with_element!(OP, "x", x.dtype(), T => cpu::linear::<T>(x, parts, group, bias))?;
             count(|counters| counters.cpu += 1);
-            with_element!(OP, "x", x.dtype(), T => cpu::linear::<T>(x, parts, group, bias))
+            Ok(y)
         }
         _ => Err(Error::Unsupported { op: OP, what: "this kind of device".into() }),
     }

@@ -1,18 +1,10 @@
 //! Launcher of `neighborhood_sm90.cu`.
 
-use std::ffi::c_void;
-
 use candle_core::{
-    CudaDevice, DType, Tensor,
+    CudaDevice, Tensor,
     cuda_backend::{
         WrapErr,
-        cudarc::driver::{
-            DeviceRepr,
-            sys::{
-                CUdevice_attribute, CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill,
-                CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle, cuTensorMapEncodeTiled,
-            },
-        },
+        cudarc::driver::{DeviceRepr, sys::CUdevice_attribute},
     },
 };
 
@@ -26,10 +18,11 @@ use crate::{
         launch::Kernel,
         module::{Module, module},
         tensor::{Address, Operand},
+        tensor_map::{Boxes, TensorMap},
     },
     cudnn::DeviceInfo,
     element::kernel_suffix,
-    error::{Result, What},
+    error::{Error, Result, What},
     layout,
 };
 
@@ -42,9 +35,9 @@ const WIDTH: u32 = 64;
 #[repr(C, align(128))]
 #[derive(Clone, Copy)]
 struct Params {
-    q: [u64; 16],
-    k: [u64; 16],
-    v: [u64; 16],
+    q: TensorMap,
+    k: TensorMap,
+    v: TensorMap,
     out: Address,
     items: u64,
     grid: Windows,
@@ -82,9 +75,12 @@ pub(super) fn run(device: &CudaDevice, problem: &Problem<'_>, out: Address) -> R
     let [q, k, v] = [joined(problem.q)?, joined(problem.k)?, joined(problem.v)?];
     let [rows, pitch] = [int(plan.panel[0])?, int(plan.panel[1])?];
     let queries = [choose::FRAMES, choose::LONG, choose::WARP_GROUP_SIDE].map(|n| n as u32);
-    let of_q = box_map(&q, plan.long, queries);
-    let [of_k, of_v] = [&k, &v].map(|operand| box_map(operand, plan.long, [1, rows, pitch]));
-    let (Some(of_q), Some(of_k), Some(of_v)) = (of_q, of_k, of_v) else { return Ok(false) };
+    let keys = [1, rows, pitch];
+    let maps = [(&q, queries), (&k, keys), (&v, keys)].map(|(operand, sides)| map(operand, plan.long, sides));
+    if maps.iter().any(|map| matches!(map, Err(Error::Unsupported { .. }))) {
+        return Ok(false);
+    }
+    let [of_q, of_k, of_v] = maps;
     let mut grid = Windows::new(problem)?;
     let mut steps = [int(extents.grid[2])?, 1];
     if plan.long == 1 {
@@ -95,9 +91,9 @@ pub(super) fn run(device: &CudaDevice, problem: &Problem<'_>, out: Address) -> R
     let items = [plan.patches[0], plan.patches[1], extents.heads, plan.tiles, extents.batch];
     let items = items.iter().fold(1u64, |product, &n| product.saturating_mul(n as u64));
     let params = Params {
-        q: of_q,
-        k: of_k,
-        v: of_v,
+        q: of_q?,
+        k: of_k?,
+        v: of_v?,
         out,
         items,
         grid,
@@ -135,47 +131,22 @@ fn joined(tensor: &Tensor) -> Result<Operand> {
 }
 
 /// Boxes of so many positions along T, the long axis (0 for H, 1 for W) and the other, of one head of at most [`WIDTH`]
-/// components; `None` if the driver does not describe these strides. Planes of all batch items are one axis.
-fn box_map(operand: &Operand, long: usize, [t, a, b]: [u32; 3]) -> Option<[u64; 16]> {
-    let (tensor, size) = (operand.tensor(), operand.tensor().dtype().size_in_bytes());
-    let (&[batch, planes, h, w, heads, width], &[of_batch, of_plane, of_h, of_w, of_head, _]) =
+/// components. Planes of all batch items are one axis.
+fn map(operand: &Operand, long: usize, [t, a, b]: [u32; 3]) -> Result<TensorMap> {
+    let tensor = operand.tensor();
+    let (&[batch, planes, h, w, heads, width], &[of_batch, of_plane, of_h, of_w, of_head, of_component]) =
         (tensor.dims(), tensor.stride())
     else {
-        return None;
+        let (got, expected) = (tensor.dims().to_vec(), "[B, T, H, W, heads, D]".into());
+        return Err(Error::Shape { op: OP, operand: "operand", got, expected });
     };
     let of_plane = if planes == 1 { of_batch } else { of_plane };
-    let (mut extents, mut distances) = ([width, heads, w, h, batch * planes], [of_head, of_w, of_h, of_plane]);
+    let mut extents = [width, heads, w, h, batch * planes];
+    let mut strides = [of_component, of_head, of_w, of_h, of_plane];
     if long == 1 {
         extents.swap(2, 3);
-        distances.swap(1, 2);
+        strides.swap(2, 3);
     }
-    // Where there is nothing to go to, any distance will do that the driver takes.
-    let distance = |i: usize| (size * if extents[i + 1] == 1 { width } else { distances[i] }) as u64;
-    let (extents, distances) = (extents.map(|n| n as u64), [distance(0), distance(1), distance(2), distance(3)]);
-    let dtype = match tensor.dtype() {
-        DType::BF16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        DType::F16 => CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        _ => return None,
-    };
-    let (boxes, steps) = ([WIDTH, 1, b, a, t], [1u32; 5]);
-    let mut map = CUtensorMap { opaque: [0; 16] };
-    // SAFETY: the pointers are to five extents, four distances, five sides and five steps; the map is written. The driver does
-    // not read the address that it describes.
-    let result = unsafe {
-        cuTensorMapEncodeTiled(
-            &mut map,
-            dtype,
-            5,
-            operand.address() as *mut c_void,
-            extents.as_ptr(),
-            distances.as_ptr(),
-            boxes.as_ptr(),
-            steps.as_ptr(),
-            CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-            CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    };
-    (result == CUresult::CUDA_SUCCESS).then_some(map.opaque)
+    let (address, dtype) = (operand.address(), tensor.dtype());
+    TensorMap::new(&Boxes { address, dtype, extents, strides, shape: [WIDTH, 1, b, a, t] })
 }

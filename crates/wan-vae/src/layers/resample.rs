@@ -1,8 +1,10 @@
 //! Changes of resolution by two, in space and in time.
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use candle_fork::{
-    ConvParams, What, conv_nd,
+    ConvParams, What,
+    conv::ParityFilters,
+    conv_nd,
     frames::{cat_frames, split_pairs, tail_frames},
     interleave2d, layout,
 };
@@ -54,26 +56,14 @@ impl Upsample {
     }
 }
 
-/// `[K, C, 3, 3]` to `[K, C, 1, 2, 2]` for outputs (even, even), (even, odd), (odd, even), (odd, odd); sums in f32, which
-/// the kernels keep where the device computes in f32 anyway.
+/// The filters of the four parities, `[K, C, 1, 2, 2]` of a frame.
 fn parities(weight: &Tensor) -> Result<[Tensor; 4]> {
-    const WHAT: &str = "taps of an upsampling convolution";
-    let dtype = if weight.device().is_cpu() { DType::F32 } else { weight.dtype() };
-    let weight = weight.to_dtype(DType::F32).what(WHAT)?;
-    let along = |w: &Tensor, axis: usize, parity: usize| {
-        let tap = |i: usize| w.narrow(axis, i, 1);
-        let pair = match parity {
-            0 => [tap(0)?, (tap(1)? + tap(2)?)?],
-            _ => [(tap(0)? + tap(1)?)?, tap(2)?],
-        };
-        Tensor::cat(&pair, axis)
+    let planar = |filter: &Tensor| -> Result<Tensor> {
+        Ok(layout::native(&filter.unsqueeze(2).what("filters of an upsampling convolution")?)?)
     };
-    let part = |parity: usize| -> Result<Tensor> {
-        let part = along(&weight, 2, parity / 2).and_then(|rows| along(&rows, 3, parity % 2));
-        let part = part.and_then(|part| part.unsqueeze(2)?.to_dtype(dtype)).what(WHAT)?;
-        Ok(layout::native(&part)?)
-    };
-    Ok([part(0)?, part(1)?, part(2)?, part(3)?])
+    let filters = ParityFilters::new(weight)?;
+    let [even_even, even_odd, odd_even, odd_odd] = filters.filters();
+    Ok([planar(even_even)?, planar(even_odd)?, planar(odd_even)?, planar(odd_odd)?])
 }
 
 /// Halves height and width, and after that, with a convolution over time, the number of frames.
