@@ -63,8 +63,8 @@ impl View {
 }
 
 /// Shows `source` under other names. `views` says for each of its tensors which tensors of the model it holds: none at all
-/// (`Some` of an empty list) hides it; `None` leaves it as it is, and so does a shape that cannot be divided, so that a plan
-/// reports either.
+/// (`Some` of an empty list) hides it; `None` leaves it as it is, and so does a shape that cannot be divided or a part that it
+/// has not, so that a plan reports each.
 ///
 /// # Errors
 /// [`Error::TwoNames`] if two tensors of the file would be the same tensor of the model.
@@ -122,7 +122,7 @@ impl Seen {
         match view.take {
             Take::Whole => {}
             Take::Part { index, of } => {
-                let (rows, bytes) = share(of)?;
+                let (rows, bytes) = share(of).filter(|_| index < of)?;
                 let start = info.bytes.start + index * bytes;
                 info.bytes = start..start + bytes;
                 *info.shape.first_mut()? = rows;
@@ -210,8 +210,11 @@ impl TensorSource for Translated {
         let taken = match seen.rows {
             Some((start, len)) => weight.rows(start, len),
             None if seen.swapped => {
-                // A matrix has fewer rows than 2^32: each has at least a byte, and its number has to fit a token.
-                let rows = weight.out_features() as u32;
+                let rows = u32::try_from(weight.out_features()).map_err(|_| Error::Quantised {
+                    file: self.file_of(&seen.info).to_owned(),
+                    tensor: shown(name),
+                    problem: "has more rows than can be numbered".to_owned(),
+                })?;
                 weight.gather(&(rows / 2..rows).chain(0..rows / 2).collect::<Vec<_>>())
             }
             None => Ok(weight),

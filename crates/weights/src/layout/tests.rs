@@ -129,6 +129,9 @@ fn shapes_that_do_not_divide_are_left() {
     assert_eq!(source.info("linear").unwrap().shape, [2, 3, 1, 2]);
     let scalar = translate(file(&[TensorData::f32("qkv", &[], &ramp(1))]), views).unwrap();
     assert!(scalar.info("qkv").is_some());
+    let fourth = |_: &TensorInfo| Some(vec![View::new("fourth", Take::Part { index: 3, of: 3 })]);
+    let whole = translate(file(&[TensorData::f32("qkv", &[6], &ramp(6))]), fourth).unwrap();
+    assert!(whole.info("fourth").is_none() && whole.info("qkv").is_some());
 }
 
 #[test]
