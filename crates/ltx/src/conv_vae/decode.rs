@@ -40,10 +40,12 @@ impl ConvVae {
         Ok(Tensor::cat(&parts, 2).what("frames of a clip")?)
     }
 
-    /// [`ConvVae::decode`] that hands over frames as they are done, in order, and reports progress by blocks.
+    /// [`ConvVae::decode`] that hands over frames as they are done, in order, and reports progress by the frames
+    /// that layers have made.
     ///
-    /// The network is run on some latent frames at a time ([`ConvDecodeOptions`]). Every layer waits for the frames that
-    /// it sees, so the result does not depend on the chunks but for the rounding of convolutions.
+    /// The network is run on some latent frames at a time ([`ConvDecodeOptions`]), and no layer is given more than these
+    /// become on the way to it. Every layer waits for the frames that it sees, so the result does not depend on the chunks
+    /// but for the rounding of convolutions.
     ///
     /// # Errors
     /// [`Error::Missing`] without a decoder; [`Error::Shape`] for latents of other channels, or too small for a reflected
