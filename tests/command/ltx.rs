@@ -193,6 +193,11 @@ fn lengths_and_sides_that_no_latents_stand_for() {
     let decoder = model.join("diffusion_decoder");
     place.fails(&["encode", "in.y4m", "--vae", text(&decoder), "-o", "a.latent"], 1, &["no encoder"]);
     place.fails(&encode(&["--tiling", "bands:2"]), 2, &["--tiling", "auto, whole or blended"]);
+    place.fails(
+        &encode(&["--tiling", "blended:64:48"]),
+        1,
+        &["--tiling: tiles of 64 pixels every 48", "multiples of 32"],
+    );
 }
 
 #[test]
@@ -220,9 +225,11 @@ fn latents_that_do_not_fit() {
     place.fails(&["decode", "a.latent", "--vae", text(&wan_vae), "-o", "a.y4m"], 1, &["32 channels", "takes 16"]);
     let decode = |more: &[&'static str]| [&["decode", "a.latent", "--vae", text(&model), "-o", "a.y4m"], more].concat();
     place.fails(&decode(&["--tiling", "bands:2"]), 2, &["--tiling", "Wan"]);
-    for decoder in ["conv", "diffusion"] {
-        let line = ["-q", "--tiling", "blended:64:60", "--decoder", decoder];
-        place.fails(&[&decode(&[])[..], &line].concat(), 1, &["60"]);
+    for (decoder, multiple) in [("conv", "multiples of 32"), ("diffusion", "multiples of 8")] {
+        for tiling in ["blended:64:60", "blended:60:60", "blended:0:0", "blended:64:96"] {
+            let line = ["--tiling", tiling, "--decoder", decoder];
+            place.fails(&[&decode(&[])[..], &line].concat(), 1, &["--tiling: tiles of", multiple]);
+        }
     }
     for decoder in ["conv", "diffusion"] {
         let limit = ["-q", "--max-memory", "1M", "--decoder", decoder];
@@ -268,7 +275,12 @@ fn configurations_that_cannot_be_used() {
     }
     refused("{", &["config.json"]);
     fs::remove_file(&path).expect("a file");
-    place.fails(&["decode", "a.latent", "--vae", "decoder", "-o", "a.y4m"], 1, &["carries no `config`"]);
+    let words = ["carries no `config`", "put its config.json beside it"];
+    for vae in ["decoder", &format!("decoder/{WEIGHTS}")] {
+        place.fails(&["decode", "a.latent", "--vae", vae, "-o", "a.y4m"], 1, &words);
+    }
+    fs::write(&path, good.to_string()).expect("a file");
+    place.succeeds(&["decode", "a.latent", "--vae", &format!("decoder/{WEIGHTS}"), "-o", "a.y4m"]);
 }
 
 #[test]

@@ -18,6 +18,8 @@ mod hub_server;
 mod interrupt;
 mod latents;
 mod ltx;
+#[cfg(target_os = "linux")]
+mod ltx_resources;
 #[cfg(feature = "mp4")]
 mod mp4;
 mod quantize;

@@ -81,15 +81,19 @@ fn three_hours_of_latents_lie_where_they_are() {
 }
 
 /// A long run that has said what it is about to do.
-struct Run {
+pub(crate) struct Run {
     child: Child,
     stderr: BufReader<ChildStderr>,
 }
 
 impl Run {
     fn start(place: &Place, args: &[&str]) -> Self {
-        let mut child =
-            place.command(args).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the command starts");
+        let mut command = place.command(args);
+        Self::of(command.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the command starts"))
+    }
+
+    /// A command that has been started, with a pipe from its standard error.
+    pub(crate) fn of(mut child: Child) -> Self {
         let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
         let mut line = String::new();
         while !line.contains("frames of ") {
@@ -100,7 +104,7 @@ impl Run {
     }
 
     /// Sends what Ctrl-C sends.
-    fn interrupt(&mut self) {
+    pub(crate) fn interrupt(&mut self) {
         let killed = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status().expect("kill starts");
         assert!(killed.success());
         let start = Instant::now();
@@ -121,7 +125,7 @@ impl Run {
     }
 }
 
-fn interrupted(place: &Place, args: &[&str]) {
+pub(crate) fn interrupted(place: &Place, args: &[&str]) {
     let before = place.files();
     let mut run = Run::start(place, args);
     thread::sleep(Duration::from_millis(500));

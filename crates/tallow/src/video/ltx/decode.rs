@@ -58,6 +58,7 @@ impl<'a> LtxClip<'a> {
         let network = Network::choose(files, args.decoder)?;
         network.check()?;
         let tiles = network.tiles(args.vae.tiling).map_err(Failure::Usage)?;
+        network.check_tiles(tiles)?;
         let frames = frames(args, &latents, &network)?;
         let terms = place.terms(network.source())?;
         let bytes = match &network {

@@ -3,11 +3,11 @@
 use anyhow::Context;
 use candle_core::{DType, Device, Tensor};
 use ltx::{
-    ConvVae, LtxFiles,
+    ConvVae, Error, LtxFiles,
     conv_vae::{Checkpoint, ConvEncodeOptions},
     diffusion_decoder::BlendedTiles,
 };
-use policy::CancelToken;
+use policy::{CancelToken, Event, Observer as _};
 
 use super::{
     super::{
@@ -15,7 +15,7 @@ use super::{
         latents::LatentWriter,
     },
     Place, Terms, check_colours, failed, name,
-    network::{CONV_TILES, tiles},
+    network::{CONV_TILES, check_tiles, tiles},
 };
 use crate::{
     cli::{EncodeArgs, FramePolicy},
@@ -49,6 +49,7 @@ impl<'a> LtxEncoder<'a> {
             Some((checkpoint, [t, h * side, w * side]))
         });
         let (mut checkpoint, factors) = found.context("the vae has no encoder")?;
+        check_tiles(tiles, [factors[1], factors[2]])?;
         // What is not needed is not read.
         checkpoint.architecture.decoder = None;
         checkpoint.check().map_err(failed)?;
@@ -125,7 +126,7 @@ impl Clip for LtxClip<'_> {
     }
 }
 
-/// The video with the network that encodes it.
+/// The video with the network that encodes it, all frames at once.
 struct Encoding {
     vae: ConvVae,
     options: ConvEncodeOptions,
@@ -136,12 +137,33 @@ struct Encoding {
     policy: FramePolicy,
 }
 
-impl Encoder for Encoding {
-    fn encode(mut self: Box<Self>, progress: &Progress, latents: &mut LatentWriter) -> anyhow::Result<Encoded> {
+impl Encoding {
+    /// The frames of the video, `[3, 1, H, W]` each.
+    ///
+    /// # Errors
+    /// If they cannot be read, or are more than the limit of memory holds; if the observer ends the run.
+    fn frames(&mut self, progress: &Progress) -> anyhow::Result<Vec<Tensor>> {
+        let (height, width) = (self.video.reader.height(), self.video.reader.width());
         let mut frames = Vec::new();
+        progress.notify(Event::Stage { name: "read frames" })?;
         while let Some(frame) = next_frame(&mut self.video.reader) {
             frames.push(frame?);
+            let done = frames.len();
+            progress.notify(Event::Progress { done, total: self.video.frames.unwrap_or(done) })?;
+            // Standard input may have no end.
+            let memory = self.vae.encode_memory([1, done, height, width], Some(1));
+            let needed = memory.weights.saturating_add(memory.frames);
+            if let Some(max_bytes) = self.terms.limit.bytes.filter(|&limit| needed > limit) {
+                return Err(self.terms.failed(Error::Memory { what: "encoding", needed, max_bytes }));
+            }
         }
+        Ok(frames)
+    }
+}
+
+impl Encoder for Encoding {
+    fn encode(mut self: Box<Self>, progress: &Progress, latents: &mut LatentWriter) -> anyhow::Result<Encoded> {
+        let mut frames = self.frames(progress)?;
         let count = frames.len();
         let (trimmed, repeated) =
             fill(&mut frames, self.group, self.policy).with_context(|| self.video.name.clone())?;

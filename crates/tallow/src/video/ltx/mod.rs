@@ -30,10 +30,14 @@ pub(super) fn find(path: Option<&Path>) -> anyhow::Result<Option<LtxFiles>> {
     Ok(files.filter(|files| !files.is_empty()))
 }
 
-/// What the library reports, or what a caller's own part of the work did, without a frame around it.
+/// What the library reports, or what a caller's own part of the work did, without a frame around it; in words of the command
+/// where these say more.
 fn failed(error: Error) -> anyhow::Error {
     match error {
         Error::Caller { source, .. } => anyhow::Error::from_boxed(source),
+        Error::NoConfig { file } => anyhow!(
+            "{file} carries no `config` in its metadata: get the file as it was published, or put its config.json beside it"
+        ),
         other => other.into(),
     }
 }

@@ -1,6 +1,6 @@
 //! The network of a run, checked before its weights are read.
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use ltx::{
     Component, DiffusionDecoder, DiffusionDecoderConfig, LtxFiles,
     conv_vae::{Block, Checkpoint},
@@ -123,6 +123,21 @@ impl Network {
         }
     }
 
+    /// Holds tiles to what the network can be cut at.
+    ///
+    /// # Errors
+    /// As [`check_tiles`].
+    pub(super) fn check_tiles(&self, tiles: Option<BlendedTiles>) -> anyhow::Result<()> {
+        let [_, rows, columns] = match self {
+            Self::Conv(_) => self.pixels_per_latent(),
+            // Cells of the last stage before noise comes in.
+            Self::Diffusion(config, _) => {
+                config.upsample_strides.last().copied().unwrap_or([1; 3]).map(|factor| factor * config.patch_size)
+            }
+        };
+        check_tiles(tiles, [rows, columns])
+    }
+
     /// The tiles that were asked for, if any were.
     ///
     /// # Errors
@@ -161,4 +176,21 @@ pub(super) fn tiles(tiling: TilingName, default: BlendedTiles) -> anyhow::Result
             Ok(Some(BlendedTiles { tile: [frames, tile, tile], stride: [every, stride, stride] }))
         }
     }
+}
+
+/// Holds tiles to a network that can be cut at every so many rows and columns of pixels.
+///
+/// # Errors
+/// If the sides or the distances of the tiles are others.
+pub(super) fn check_tiles(tiles: Option<BlendedTiles>, pixels: [usize; 2]) -> anyhow::Result<()> {
+    let Some(BlendedTiles { tile: [_, rows, columns], stride: [_, down, across] }) = tiles else { return Ok(()) };
+    for (tile, stride, multiple) in [(rows, down, pixels[0]), (columns, across, pixels[1])] {
+        let fits = |n: usize| n > 0 && n.is_multiple_of(multiple);
+        ensure!(
+            fits(tile) && fits(stride) && stride <= tile,
+            "--tiling: tiles of {tile} pixels every {stride} are not possible: both must be multiples of {multiple}, the \
+             distance at most the size and not 0"
+        );
+    }
+    Ok(())
 }
