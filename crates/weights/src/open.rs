@@ -42,11 +42,11 @@ pub fn open_with(path: impl AsRef<Path>, mode: ReadMode) -> Result<Arc<dyn Tenso
     quant::fold(Arc::new(Safetensors::open_with(path, mode)?))
 }
 
-/// As many bytes as the formats' marks have, or fewer if the file ends before.
-fn first_bytes(path: &Path) -> Result<Vec<u8>> {
+/// As many bytes as tell the formats apart, or fewer if the file ends before.
+pub(crate) fn first_bytes(path: &Path) -> Result<Vec<u8>> {
     regular(path)?;
     let file = fs::File::open(path).map_err(|e| Error::io("open", path, e))?;
     let mut first = Vec::new();
-    file.take(4).read_to_end(&mut first).map_err(|e| Error::io("read", path, e))?;
+    file.take(256).read_to_end(&mut first).map_err(|e| Error::io("read", path, e))?;
     Ok(first)
 }

@@ -125,13 +125,13 @@ fn entry(cursor: &mut Cursor<'_>) -> Result<Entry> {
     let shape: Option<Vec<usize>> = extents.iter().map(|&d| usize::try_from(d).ok()).collect();
     let shape = shape.ok_or_else(|| bad(beyond))?;
     // Eight times the size is counted in bits elsewhere, so it must not overflow either.
-    let elements = shape.iter().try_fold(64usize, |n, &d| n.checked_mul(d)).ok_or_else(|| bad(beyond))? / 64;
+    shape.iter().try_fold(64usize, |n, &d| n.checked_mul(d)).ok_or_else(|| bad(beyond))?;
     if let StoredDType::Ggml(blocks) = dtype
         && !is_whole(blocks, &shape)
     {
         return Err(bad("has rows that are no whole number of blocks"));
     }
-    let len = dtype.byte_len(&shape).filter(|_| elements > 0).ok_or_else(|| bad(beyond))?;
+    let len = dtype.byte_len(&shape).ok_or_else(|| bad(beyond))?;
     Ok(Entry { name: name.to_owned(), dtype, shape, offset, len })
 }
 

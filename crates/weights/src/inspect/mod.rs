@@ -4,7 +4,7 @@ mod recognise;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, fs, io::Read, path::Path};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use serde::Serialize;
 
@@ -15,6 +15,7 @@ use crate::{
     error::{Error, Result, shown},
     folder::{MODEL_INDEX, ModelFolder},
     gguf::{self, Gguf},
+    open::first_bytes,
     pth::{self, Pth, PthError},
     quant,
     safetensors::{Safetensors, sniff},
@@ -197,8 +198,7 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Report> {
     if meta.is_dir() {
         return inspect_folder(&ModelFolder::Disk(path.to_path_buf()));
     }
-    // A pipe would wait for ever.
-    let first = if meta.is_file() { first_bytes(path)?.unwrap_or_default() } else { Vec::new() };
+    let first = first_bytes(path)?;
     if first.starts_with(pth::MAGIC) {
         return match Pth::open(path) {
             Ok(source) => lone(path.display().to_string(), &source, Kind::PyTorch),
@@ -213,7 +213,7 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Report> {
         Ok(source) => lone(path.display().to_string(), &source, Kind::Safetensors),
         Err(Error::OtherFormat { file, found }) => Ok(other(file, found.to_owned())),
         // A JSON file that is not an index.
-        Err(e @ Error::Json { .. }) => match first_bytes(path)?.as_deref().and_then(sniff) {
+        Err(e @ Error::Json { .. }) => match sniff(&first) {
             Some(found) if !is_index(path) => Ok(other(path.display().to_string(), found.to_owned())),
             _ => Err(e),
         },
@@ -295,11 +295,4 @@ fn class_of(folder: &ModelFolder, config: &str) -> Option<String> {
 
 fn is_index(path: &Path) -> bool {
     path.to_string_lossy().ends_with(".safetensors.index.json")
-}
-
-fn first_bytes(path: &Path) -> Result<Option<Vec<u8>>> {
-    let mut bytes = Vec::new();
-    let file = fs::File::open(path).map_err(|e| Error::io("open", path, e))?;
-    file.take(256).read_to_end(&mut bytes).map_err(|e| Error::io("read", path, e))?;
-    Ok((!bytes.is_empty()).then_some(bytes))
 }

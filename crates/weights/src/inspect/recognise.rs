@@ -294,7 +294,7 @@ fn none(_: &Names) -> Option<String> {
     None
 }
 
-/// FLUX.2 sizes by hidden size; a file of [dev] without the guidance embedder is no [dev].
+/// FLUX.2 sizes by hidden size.
 fn flux2(names: &Names, embedder: &str) -> Option<String> {
     Some(match names.extent(embedder, 0)? {
         3072 => "klein 4B".to_owned(),

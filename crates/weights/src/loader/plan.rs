@@ -41,7 +41,7 @@ impl Expected {
             let Some((name, extents)) = line.split_once('\t') else {
                 return Err(refuse(format!("no tab in `{}`", shown(line))));
             };
-            let shape = extents.split(',').filter(|d| !extents.is_empty() || !d.is_empty());
+            let shape = extents.split(',').filter(|_| !extents.is_empty());
             let shape: Result<Vec<usize>, _> = shape.map(str::parse).collect();
             let shape = shape.map_err(|_| refuse(format!("`{}` is not a list of extents", shown(extents))))?;
             table.push(Self::new(name, shape));

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, fmt, path::Path};
 
 use candle_core::{DType, Device, Tensor};
 use candle_fork::What;
-use policy::{Event, Observer};
+use policy::{Cancelled, Event, Observer};
 
 pub use self::choose::Kept;
 use crate::{
@@ -124,12 +124,13 @@ pub fn quantize(
     let mut file = PlacedFile::create(path, entries, source.metadata())?;
     let total = chosen.len();
     for (done, (tensor, kept)) in source.tensors().iter().zip(&chosen).enumerate() {
-        observer.notify(Event::Progress { done, total })?;
+        let progress = || observer.notify(Event::Progress { done, total });
+        progress()?;
         if kept.is_some() {
             file.append(&tensor.name, source.bytes(&tensor.name)?)?;
             continue;
         }
-        run.matrix(tensor, &mut file, observer)?;
+        run.matrix(tensor, &mut file, progress)?;
         file.append(&format!("{}.comfy_quant", module(&tensor.name)), marker.as_bytes())?;
     }
     file.finish()?;
@@ -181,8 +182,13 @@ impl Run<'_> {
         Error::NotQuantisable { file: self.source.describe().to_owned(), problem }
     }
 
-    /// Writes codes and scales of one matrix.
-    fn matrix(&self, tensor: &TensorInfo, file: &mut PlacedFile, observer: &dyn Observer) -> Result<()> {
+    /// Writes codes and scales of one matrix; `progress` may stop it before each block of rows.
+    fn matrix(
+        &self,
+        tensor: &TensorInfo,
+        file: &mut PlacedFile,
+        progress: impl Fn() -> Result<(), Cancelled>,
+    ) -> Result<()> {
         let scale_name = format!("{}.weight_scale", module(&tensor.name));
         let &[rows, columns] = tensor.shape.as_slice() else { return Ok(()) };
         let step = (BLOCK / (4 * columns.max(1))).max(1);
@@ -190,7 +196,7 @@ impl Run<'_> {
         match self.format {
             Format::Int8ConvRot { group_size } => {
                 for (start, len) in blocks() {
-                    observer.notify(Event::Stage { name: "quantize" })?;
+                    progress()?;
                     let x = self.block(tensor, start, len)?;
                     let (codes, scales) = candle_fork::quantize_int8_convrot(&x, Some(group_size))
                         .map_err(|source| self.failed(tensor, source))?;
@@ -208,7 +214,7 @@ impl Run<'_> {
                 }
                 let scale = fp8::scale(largest);
                 for (start, len) in blocks() {
-                    observer.notify(Event::Stage { name: "quantize" })?;
+                    progress()?;
                     let x: Vec<f32> = self.values(tensor, &self.block(tensor, start, len)?)?;
                     file.append(&tensor.name, &fp8::encode(&x, scale))?;
                 }

@@ -1,4 +1,9 @@
-use std::{collections::BTreeMap, fs, ops::ControlFlow};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    fs,
+    ops::ControlFlow,
+};
 
 use candle_core::{DType, Device, Tensor};
 use candle_fork::quant::Fp8Format;
@@ -128,4 +133,25 @@ fn a_stopped_run_leaves_no_file() {
     let error = quantize(&plain(), CONVROT, dir.path().join("q"), &stop).unwrap_err();
     assert!(matches!(error, Error::Cancelled(_)), "{error}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn the_stage_begins_once_and_its_progress_never_falls_back() {
+    for format in [CONVROT, Format::Fp8Scaled] {
+        let dir = TempDir::new().unwrap();
+        let (stages, counts) = (Cell::new(0), RefCell::new(Vec::new()));
+        let listen = |event: &Event<'_>| {
+            match event {
+                Event::Stage { .. } => stages.set(stages.get() + 1),
+                &Event::Progress { done, total } => counts.borrow_mut().push((done, total)),
+                _ => {}
+            }
+            ControlFlow::Continue(())
+        };
+        let source = plain();
+        quantize(&source, format, dir.path().join("q"), &listen).unwrap();
+        let (counts, total) = (counts.into_inner(), source.tensors().len());
+        assert_eq!(stages.get(), 1, "{format}");
+        assert!(counts.is_sorted() && counts.last() == Some(&(total, total)), "{format}: {counts:?}");
+    }
 }
