@@ -232,7 +232,8 @@ fn latents_that_do_not_fit() {
         }
     }
     for decoder in ["conv", "diffusion"] {
-        let limit = ["-q", "--max-memory", "1M", "--decoder", decoder];
+        // One line, before the network is loaded.
+        let limit = ["--max-memory", "1M", "--decoder", decoder];
         place.fails(&[&decode(&[])[..], &limit].concat(), 1, &["decoding needs at least", "the limit is 1 MiB"]);
     }
     place.fails(&decode(&["--decoder", "other"]), 2, &["other", "diffusion"]);

@@ -9,9 +9,10 @@ use candle_fork::{
     rms_norm,
 };
 use policy::{Event, Observer};
+use weights::TensorSource;
 
 use super::{
-    DecodeMemory, DecodeOptions, DiffusionDecoder, LatentScale, OutputType, Stage, Tiling,
+    DecodeMemory, DecodeOptions, DiffusionDecoder, DiffusionDecoderConfig, LatentScale, OutputType, Stage, Tiling,
     block::{BlockModulation, DiffusionBlock, EPS, Place},
     memory,
     rope::RopeTable,
@@ -19,8 +20,12 @@ use super::{
     shuffle::{FirstFrame, patchify, tokens, unpatchify},
     tiles::{Cells, Tiles},
     timestep::timesteps,
+    weight_bytes,
 };
-use crate::error::{Error, Result, shape};
+use crate::{
+    error::{Error, Result, shape},
+    options::LoadOptions,
+};
 
 /// Tokens `[B, T H W, C]` with their grid.
 #[derive(Debug, Clone)]
@@ -94,7 +99,7 @@ impl DiffusionDecoder {
         options.noise.check(canvas)?;
         let scratch_bytes = match options.max_bytes {
             None => options.scratch_bytes,
-            Some(max_bytes) => self.memory(batch, grown, tiles.as_ref()).scratch(max_bytes)?,
+            Some(max_bytes) => self.decode_memory(latents.dims(), options)?.scratch(max_bytes)?,
         };
         let latents = latents.to_device(&self.device).and_then(|x| x.to_dtype(DType::F32)).what("latents")?;
         check_finite(&latents, || Error::NonFiniteInput { what: "latents" })?;
@@ -131,35 +136,63 @@ impl DiffusionDecoder {
     /// # Errors
     /// [`Error::Shape`] if these are no latents; [`Error::Argument`] for tiles that are not possible.
     pub fn decode_memory(&self, latents: &[usize], options: &DecodeOptions) -> Result<DecodeMemory> {
-        let &[batch, _, t, h, w] = latents else {
-            let expected = format!("[B, {}, T, H, W]", self.config.in_channels);
-            return Err(Error::Shape { what: "latents", got: latents.to_vec(), expected });
-        };
-        let grown = Growth::new(options.short_clips, &self.config, [t, h, w]).grown();
-        let tiles = match options.tiling {
-            Tiling::Whole => None,
-            Tiling::Blended(tiles) => Tiles::new(&self.config, tiles, grown)?,
-        };
-        Ok(self.memory(batch, grown, tiles.as_ref()))
+        let in_place = self.blocks.iter().all(DiffusionBlock::is_in_place);
+        memory_of(&self.config, (self.dtype, self.weight_bytes, in_place), latents, options)
     }
 
-    fn memory(&self, batch: usize, grown: [usize; 3], tiles: Option<&Tiles>) -> DecodeMemory {
-        let canvas: usize = self.canvas(batch, grown).iter().product();
-        let (grid, canvases) = match tiles {
-            None => (self.config.grid(self.config.deterministic(), grown), 1),
-            // The noise, and pixels that are ready or fade into one another.
-            Some(tiles) => (tiles.largest(&self.config), 3),
-        };
-        let in_place = self.blocks.iter().all(DiffusionBlock::is_in_place);
-        memory::of(&self.config, self.dtype, self.weight_bytes, batch, grid, canvases * canvas, in_place)
+    /// The least that [`DiffusionDecoder::decode_memory`] will say of a decoder of `source`, without loading it.
+    ///
+    /// # Errors
+    /// Those of [`DiffusionDecoder::decode_memory`] and [`LoadOptions::activations`].
+    pub fn least_memory(
+        config: &DiffusionDecoderConfig,
+        source: &dyn TensorSource,
+        load: &LoadOptions,
+        latents: &[usize],
+        options: &DecodeOptions,
+    ) -> Result<u64> {
+        let dtype = load.activations(source)?;
+        let weights = weight_bytes(&Self::expected(config, source), dtype);
+        // Whether blocks work in place shows when they are loaded.
+        let ways = [true, false].map(|in_place| memory_of(config, (dtype, weights, in_place), latents, options));
+        let [in_place, op_by_op] = ways;
+        Ok(in_place?.least().min(op_by_op?.least()))
     }
 
     /// Shape of the pixels of latents of so many (T, H, W).
     fn canvas(&self, batch: usize, latents: [usize; 3]) -> [usize; 5] {
-        let [t, h, w] = self.config.grid(self.config.deterministic(), latents);
-        let patch = self.config.patch_size;
-        [batch, self.config.out_channels, t, h * patch, w * patch]
+        canvas(&self.config, batch, latents)
     }
+}
+
+fn canvas(config: &DiffusionDecoderConfig, batch: usize, latents: [usize; 3]) -> [usize; 5] {
+    let [t, h, w] = config.grid(config.deterministic(), latents);
+    [batch, config.out_channels, t, h * config.patch_size, w * config.patch_size]
+}
+
+/// Memory of a decoder in a dtype, with so many bytes of weights, whose blocks work in place or op by op.
+fn memory_of(
+    config: &DiffusionDecoderConfig,
+    (dtype, weights, in_place): (DType, u64, bool),
+    latents: &[usize],
+    options: &DecodeOptions,
+) -> Result<DecodeMemory> {
+    let &[batch, _, t, h, w] = latents else {
+        let expected = format!("[B, {}, T, H, W]", config.in_channels);
+        return Err(Error::Shape { what: "latents", got: latents.to_vec(), expected });
+    };
+    let grown = Growth::new(options.short_clips, config, [t, h, w]).grown();
+    let tiles = match options.tiling {
+        Tiling::Whole => None,
+        Tiling::Blended(tiles) => Tiles::new(config, tiles, grown)?,
+    };
+    let pixels: usize = canvas(config, batch, grown).iter().product();
+    let (grid, canvases) = match &tiles {
+        None => (config.grid(config.deterministic(), grown), 1),
+        // The noise, and pixels that are ready or fade into one another.
+        Some(tiles) => (tiles.largest(config), 3),
+    };
+    Ok(memory::of(config, dtype, weights, batch, grid, canvases * pixels, in_place))
 }
 
 impl<'a> Run<'a> {

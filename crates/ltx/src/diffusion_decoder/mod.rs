@@ -81,6 +81,12 @@ pub struct DiffusionDecoder {
     weight_bytes: u64,
 }
 
+/// Bytes of tensors in a dtype.
+fn weight_bytes(plan: &[Expected], dtype: DType) -> u64 {
+    let elements = plan.iter().map(|tensor| tensor.shape.iter().map(|&n| n as u64).product::<u64>());
+    elements.sum::<u64>() * dtype.size_in_bytes() as u64
+}
+
 impl DiffusionDecoder {
     /// Name and shape of every tensor that `source` has to hold, in the spelling that it uses: that of diffusers, or that
     /// of the published file, whose encoder and other parts are not looked at.
@@ -133,9 +139,8 @@ impl DiffusionDecoder {
         let ignores = |name: &str| spelling.ignores(name);
         let mut loader = Loader::with_options(source, &plan, ignores, dtype, &options.device, checks)?;
         let mut parts = Parts { loader: &mut loader, spelling, dtype, device: options.device.clone() };
-        let elements = plan.iter().map(|tensor| tensor.shape.iter().product::<usize>() as u64).sum::<u64>();
         let mut decoder = Self::take(config, &mut parts, dtype, options)?;
-        decoder.weight_bytes = elements * dtype.size_in_bytes() as u64;
+        decoder.weight_bytes = weight_bytes(&plan, dtype);
         loader.finish()?;
         Ok(decoder)
     }

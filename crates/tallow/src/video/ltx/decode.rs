@@ -69,6 +69,17 @@ impl<'a> LtxClip<'a> {
             }
             _ => None,
         };
+        if let (Network::Diffusion(config, component), Some(max_bytes)) = (&network, terms.limit.bytes) {
+            let (channels, count, rows, columns) = latents.extents();
+            let options = DecodeOptions::default().with_tiling(tiles.map_or(Tiling::Whole, Tiling::Blended));
+            let extents = [1, channels, count, rows, columns];
+            DiffusionDecoder::least_memory(config, &*component.source, &place.options, &extents, &options)
+                .and_then(|needed| match needed > max_bytes {
+                    true => Err(ltx::Error::Memory { what: "decoding", needed, max_bytes }),
+                    false => Ok(()),
+                })
+                .map_err(|error| terms.failed(error))?;
+        }
         let work = Work {
             kind: kind_of(args, &latents, LatentKind::Normalized),
             latents,
