@@ -69,17 +69,7 @@ impl<'a> LtxClip<'a> {
             }
             _ => None,
         };
-        if let (Network::Diffusion(config, component), Some(max_bytes)) = (&network, terms.limit.bytes) {
-            let (channels, count, rows, columns) = latents.extents();
-            let options = DecodeOptions::default().with_tiling(tiles.map_or(Tiling::Whole, Tiling::Blended));
-            let extents = [1, channels, count, rows, columns];
-            DiffusionDecoder::least_memory(config, &*component.source, &place.options, &extents, &options)
-                .and_then(|needed| match needed > max_bytes {
-                    true => Err(ltx::Error::Memory { what: "decoding", needed, max_bytes }),
-                    false => Ok(()),
-                })
-                .map_err(|error| terms.failed(error))?;
-        }
+        check_limit(&network, &place, &terms, &latents, tiles)?;
         let work = Work {
             kind: kind_of(args, &latents, LatentKind::Normalized),
             latents,
@@ -89,6 +79,28 @@ impl<'a> LtxClip<'a> {
             terms,
         };
         Ok(Self { place, network, frames, bytes, work })
+    }
+}
+
+/// Holds the least that a diffusion decoder needs to the limit of memory.
+///
+/// # Errors
+/// If it is more.
+fn check_limit(
+    network: &Network,
+    place: &Place,
+    terms: &Terms,
+    latents: &LatentFile,
+    tiles: Option<BlendedTiles>,
+) -> anyhow::Result<()> {
+    let (Network::Diffusion(config, component), Some(max_bytes)) = (network, terms.limit.bytes) else { return Ok(()) };
+    let (channels, count, rows, columns) = latents.extents();
+    let extents = [1, channels, count, rows, columns];
+    let options = DecodeOptions::default().with_tiling(tiles.map_or(Tiling::Whole, Tiling::Blended));
+    let needed = DiffusionDecoder::least_memory(config, &*component.source, &place.options, &extents, &options);
+    match needed.map_err(|error| terms.failed(error))? {
+        needed if needed > max_bytes => Err(terms.failed(ltx::Error::Memory { what: "decoding", needed, max_bytes })),
+        _ => Ok(()),
     }
 }
 
