@@ -153,18 +153,7 @@ fn overlap(tile: [usize; 3], stride: [usize; 3]) -> [usize; 3] {
 
 /// The tiles, if whole latents make them up and the network can be run on them.
 fn checked(tiles: BlendedTiles, scale: [usize; 3], network: &Network) -> Result<BlendedTiles> {
-    let BlendedTiles { tile, stride } = tiles;
-    for (axis, name) in ["frames", "rows", "columns"].into_iter().enumerate() {
-        let (tile, stride, multiple) = (tile[axis], stride[axis], scale[axis]);
-        let fits = |n: usize| n > 0 && n.is_multiple_of(multiple);
-        if !(fits(tile) && fits(stride) && stride <= tile) {
-            let what = format!(
-                "tiles of {tile} {name} every {stride} are not possible: both must be multiples of {multiple}, the \
-                 distance at most the size and not 0"
-            );
-            return Err(Error::Argument { what });
-        }
-    }
+    tiles.check(scale)?;
     if network.draws_noise() {
         return Err(Error::Argument { what: "a network that adds noise cannot be run on tiles".to_owned() });
     }

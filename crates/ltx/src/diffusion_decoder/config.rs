@@ -285,6 +285,12 @@ impl DiffusionDecoderConfig {
         [t, h * self.patch_size, w * self.patch_size]
     }
 
+    /// Pixels (T, H, W) per token of the last stage before the denoising one: where a clip can be cut into tiles.
+    pub fn cell(&self) -> [usize; 3] {
+        let [t, h, w] = self.upsample_strides.last().copied().unwrap_or([1; 3]);
+        [t, h * self.patch_size, w * self.patch_size]
+    }
+
     /// Latent frames appended behind the last, so that its window stays centred on it.
     pub(super) fn ghost_frames(&self) -> usize {
         self.stage_kernels.first().map_or(0, |[t, _, _]| t / 2 * 2)

@@ -95,7 +95,7 @@ impl DiffusionDecoder {
             Tiling::Blended(tiles) => Tiles::new(config, tiles, grown)?,
         };
         let steps = options.steps(config.num_inference_steps)?;
-        let canvas = self.canvas(batch, grown);
+        let canvas = canvas(config, batch, grown);
         options.noise.check(canvas)?;
         let scratch_bytes = match options.max_bytes {
             None => options.scratch_bytes,
@@ -154,17 +154,12 @@ impl DiffusionDecoder {
         let dtype = load.activations(source)?;
         let weights = weight_bytes(&Self::expected(config, source), dtype);
         // Whether blocks work in place shows when they are loaded.
-        let ways = [true, false].map(|in_place| memory_of(config, (dtype, weights, in_place), latents, options));
-        let [in_place, op_by_op] = ways;
-        Ok(in_place?.least().min(op_by_op?.least()))
-    }
-
-    /// Shape of the pixels of latents of so many (T, H, W).
-    fn canvas(&self, batch: usize, latents: [usize; 3]) -> [usize; 5] {
-        canvas(&self.config, batch, latents)
+        let least = |in_place| Ok::<_, Error>(memory_of(config, (dtype, weights, in_place), latents, options)?.least());
+        Ok(least(true)?.min(least(false)?))
     }
 }
 
+/// Shape of the pixels of latents of so many (T, H, W).
 fn canvas(config: &DiffusionDecoderConfig, batch: usize, latents: [usize; 3]) -> [usize; 5] {
     let [t, h, w] = config.grid(config.deterministic(), latents);
     [batch, config.out_channels, t, h * config.patch_size, w * config.patch_size]

@@ -81,6 +81,31 @@ pub struct BlendedTiles {
     pub stride: [usize; 3],
 }
 
+impl BlendedTiles {
+    /// The first axis along which a network cannot be cut like this, if it can be cut at every so many frames, rows and
+    /// columns of pixels: sizes and distances are multiples of these, and no tile is farther than its size from the next.
+    pub fn misfit(&self, multiples: [usize; 3]) -> Option<usize> {
+        let fits = |n: usize, multiple: usize| n > 0 && n.is_multiple_of(multiple);
+        (0..3).find(|&axis| {
+            let (tile, stride, multiple) = (self.tile[axis], self.stride[axis], multiples[axis]);
+            !(fits(tile, multiple) && fits(stride, multiple) && stride <= tile)
+        })
+    }
+
+    /// # Errors
+    /// [`Error::Argument`] if they are a [`BlendedTiles::misfit`].
+    pub(crate) fn check(&self, multiples: [usize; 3]) -> Result<()> {
+        let Some(axis) = self.misfit(multiples) else { return Ok(()) };
+        let (tile, stride, multiple) = (self.tile[axis], self.stride[axis], multiples[axis]);
+        let axis = ["frames", "rows", "columns"][axis];
+        let what = format!(
+            "tiles of {tile} {axis} every {stride} are not possible: both must be multiples of {multiple}, the distance at \
+             most the size and not 0"
+        );
+        Err(Error::Argument { what })
+    }
+}
+
 impl Default for BlendedTiles {
     fn default() -> Self {
         Self { tile: [80, 768, 768], stride: [56, 704, 704] }

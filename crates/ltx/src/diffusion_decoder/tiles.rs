@@ -9,7 +9,7 @@ use candle_core::Tensor;
 use candle_fork::What;
 
 use super::{config::DiffusionDecoderConfig, options::BlendedTiles};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The tiles of a clip.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,24 +27,14 @@ impl Tiles {
     /// Tiles for latents of so many (T, H, W), or none if they are not larger than a tile.
     pub(super) fn new(
         config: &DiffusionDecoderConfig,
-        BlendedTiles { tile, stride }: BlendedTiles,
+        tiles: BlendedTiles,
         latents: [usize; 3],
     ) -> Result<Option<Self>> {
+        let scale = config.cell();
+        tiles.check(scale)?;
+        let BlendedTiles { tile, stride } = tiles;
         let stage = config.deterministic() - 1;
         let factor = config.upsample_strides[stage];
-        let scale = [factor[0], factor[1] * config.patch_size, factor[2] * config.patch_size];
-        for axis in 0..3 {
-            let (tile, stride, multiple) = (tile[axis], stride[axis], scale[axis]);
-            let fits = |n: usize| n > 0 && n.is_multiple_of(multiple);
-            if !(fits(tile) && fits(stride) && stride <= tile) {
-                let axis = ["frames", "rows", "columns"][axis];
-                let what = format!(
-                    "tiles of {tile} {axis} every {stride} are not possible: both must be multiples of {multiple}, the \
-                     distance at most the size and not 0"
-                );
-                return Err(Error::Argument { what });
-            }
-        }
         let compression = config.compression();
         if (0..3).all(|axis| latents[axis] <= tile[axis] / compression[axis]) {
             return Ok(None);
@@ -178,7 +168,10 @@ mod tests {
     use candle_core::{DType, Device};
 
     use super::*;
-    use crate::diffusion_decoder::testing::{elements, noise, published};
+    use crate::{
+        diffusion_decoder::testing::{elements, noise, published},
+        error::Error,
+    };
 
     #[test]
     fn tiles_begin_at_every_stride_and_short_ones_join_the_last() {

@@ -49,7 +49,7 @@ impl<'a> LtxEncoder<'a> {
             Some((checkpoint, [t, h * side, w * side]))
         });
         let (mut checkpoint, factors) = found.context("the vae has no encoder")?;
-        check_tiles(tiles, [factors[1], factors[2]])?;
+        check_tiles(tiles, factors)?;
         // What is not needed is not read.
         checkpoint.architecture.decoder = None;
         checkpoint.check().map_err(failed)?;
@@ -144,6 +144,7 @@ impl Encoding {
     /// If they cannot be read, or are more than the limit of memory holds; if the observer ends the run.
     fn frames(&mut self, progress: &Progress) -> anyhow::Result<Vec<Tensor>> {
         let (height, width) = (self.video.reader.height(), self.video.reader.width());
+        let one = self.vae.encode_memory([1, 1, height, width], Some(1));
         let mut frames = Vec::new();
         progress.notify(Event::Stage { name: "read frames" })?;
         while let Some(frame) = next_frame(&mut self.video.reader) {
@@ -151,8 +152,7 @@ impl Encoding {
             let done = frames.len();
             progress.notify(Event::Progress { done, total: self.video.frames.unwrap_or(done) })?;
             // Standard input may have no end.
-            let memory = self.vae.encode_memory([1, done, height, width], Some(1));
-            let needed = memory.weights.saturating_add(memory.frames);
+            let needed = one.weights.saturating_add(one.frames.saturating_mul(done as u64));
             if let Some(max_bytes) = self.terms.limit.bytes.filter(|&limit| needed > limit) {
                 return Err(self.terms.failed(Error::Memory { what: "encoding", needed, max_bytes }));
             }

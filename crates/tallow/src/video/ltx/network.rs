@@ -1,6 +1,6 @@
 //! The network of a run, checked before its weights are read.
 
-use anyhow::{bail, ensure};
+use anyhow::bail;
 use ltx::{
     Component, DiffusionDecoder, DiffusionDecoderConfig, LtxFiles,
     conv_vae::{Block, Checkpoint},
@@ -128,14 +128,11 @@ impl Network {
     /// # Errors
     /// As [`check_tiles`].
     pub(super) fn check_tiles(&self, tiles: Option<BlendedTiles>) -> anyhow::Result<()> {
-        let [_, rows, columns] = match self {
+        let pixels = match self {
             Self::Conv(_) => self.pixels_per_latent(),
-            // Cells of the last stage before noise comes in.
-            Self::Diffusion(config, _) => {
-                config.upsample_strides.last().copied().unwrap_or([1; 3]).map(|factor| factor * config.patch_size)
-            }
+            Self::Diffusion(config, _) => config.cell(),
         };
-        check_tiles(tiles, [rows, columns])
+        check_tiles(tiles, pixels)
     }
 
     /// The tiles that were asked for, if any were.
@@ -178,19 +175,19 @@ pub(super) fn tiles(tiling: TilingName, default: BlendedTiles) -> anyhow::Result
     }
 }
 
-/// Holds tiles to a network that can be cut at every so many rows and columns of pixels.
+/// Holds tiles to a network that can be cut at every so many frames, rows and columns of pixels.
 ///
 /// # Errors
-/// If the sides or the distances of the tiles are others.
-pub(super) fn check_tiles(tiles: Option<BlendedTiles>, pixels: [usize; 2]) -> anyhow::Result<()> {
-    let Some(BlendedTiles { tile: [_, rows, columns], stride: [_, down, across] }) = tiles else { return Ok(()) };
-    for (tile, stride, multiple) in [(rows, down, pixels[0]), (columns, across, pixels[1])] {
-        let fits = |n: usize| n > 0 && n.is_multiple_of(multiple);
-        ensure!(
-            fits(tile) && fits(stride) && stride <= tile,
-            "--tiling: tiles of {tile} pixels every {stride} are not possible: both must be multiples of {multiple}, the \
-             distance at most the size and not 0"
-        );
-    }
-    Ok(())
+/// If the sides or the distances of the tiles are others; frames are not the command's.
+pub(super) fn check_tiles(tiles: Option<BlendedTiles>, [_, rows, columns]: [usize; 3]) -> anyhow::Result<()> {
+    let multiples = [1, rows, columns];
+    let misfit = tiles.and_then(|tiles| Some((tiles, tiles.misfit(multiples)?)));
+    let Some((BlendedTiles { tile, stride }, axis)) = misfit else { return Ok(()) };
+    bail!(
+        "--tiling: tiles of {} pixels every {} are not possible: both must be multiples of {}, the distance at most the \
+         size and not 0",
+        tile[axis],
+        stride[axis],
+        multiples[axis]
+    )
 }
