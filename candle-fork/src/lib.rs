@@ -26,6 +26,7 @@ pub mod nn;
 pub mod noise;
 pub mod norm;
 mod operand;
+pub mod projection;
 pub mod quant;
 pub mod resample;
 pub mod rope;

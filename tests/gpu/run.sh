@@ -2,9 +2,9 @@
 # Runs the packed GPU suites and the GPU figures on a machine with a GPU, from the root of the repository.
 #
 # Usage: tests/gpu/run.sh OUT [PART..]
-#   parts: doctor smoke ops attention neighborhood conv backward policy fallback convrot wan ltx_conv ltx_diffusion flux2
-#          flux2_blocks stages convs ratios-convrot load na3d ltx-conv ltx-diffusion wan21 wan22 flux2-step flux2-vae flux2-text
-#          flux2-picture (all of these if none is named),
+#   parts: doctor smoke ops attention neighborhood projection conv backward policy fallback convrot wan ltx_conv ltx_diffusion
+#          flux2 flux2_blocks stages convs ratios-convrot load na3d ltx-conv ltx-diffusion wan21 wan22 flux2-step flux2-vae
+#          flux2-text flux2-picture (all of these if none is named),
 #          flux2-step-9b, ltx-diffusion-704, ltx-diffusion-1088, flux2-ops (a table of the ops of a step),
 #          {flux2-step,flux2-vae,flux2-text,ltx-conv,ltx-diffusion}-kernels (lists of kernels),
 #          memcheck-SUITE for every suite (slow)
@@ -23,9 +23,9 @@ set -uo pipefail
 
 out=${1:?usage: tests/gpu/run.sh OUT [PART..]}
 shift
-[ $# -gt 0 ] || set -- doctor smoke ops attention neighborhood conv backward policy fallback convrot wan ltx_conv ltx_diffusion \
-  flux2 flux2_blocks stages convs ratios-convrot load na3d ltx-conv ltx-diffusion wan21 wan22 flux2-step flux2-vae flux2-text \
-  flux2-picture
+[ $# -gt 0 ] || set -- doctor smoke ops attention neighborhood projection conv backward policy fallback convrot wan ltx_conv \
+  ltx_diffusion flux2 flux2_blocks stages convs ratios-convrot load na3d ltx-conv ltx-diffusion wan21 wan22 flux2-step \
+  flux2-vae flux2-text flux2-picture
 mkdir -p "$out"
 log=$out/gpu.log
 python=${PYTHON:-python3}
@@ -63,7 +63,8 @@ failed=0
 for part in "$@"; do
   case $part in
     doctor) command=("$bin/tallow" doctor) ;;
-    smoke | ops | attention | neighborhood | conv | backward | policy | fallback | convrot | wan | ltx_conv | ltx_diffusion | flux2 | flux2_blocks | stages)
+    smoke | ops | attention | neighborhood | projection | conv | backward | policy | fallback | convrot | wan | ltx_conv | \
+      ltx_diffusion | flux2 | flux2_blocks | stages)
       command=("$bin/gpu_$part" --nocapture)
       ;;
     flux2-*-kernels | ltx-*-kernels)

@@ -20,10 +20,12 @@ pub enum Path {
     DepthToSpace,
     /// A pass of a [`TokenBlock`](crate::token_block::TokenBlock).
     TokenBlock,
+    /// A product of the [`projection`](crate::projection)s in one kernel with what follows it.
+    Projection,
 }
 
 thread_local! {
-    static TAKEN: [Cell<u64>; 7] = const { [const { Cell::new(0) }; 7] };
+    static TAKEN: [Cell<u64>; 8] = const { [const { Cell::new(0) }; 8] };
 }
 
 /// Counts a path, once its work has been enqueued.

@@ -204,6 +204,15 @@ impl LinearWeight {
         self.parts.iter().any(|part| matches!(part, Part::Quant { .. }))
     }
 
+    /// The matrix, if it is one tensor as it is.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn tensor(&self) -> Option<&Tensor> {
+        match &self.parts[..] {
+            [Part::Tensor(t)] => Some(t),
+            _ => None,
+        }
+    }
+
     /// The parts that are tensors.
     fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.parts.iter().filter_map(|part| match part {

@@ -7,8 +7,9 @@ use candle_core::DType;
 use candle_fork::{
     AttentionInto, AttentionMask, HeadNorm, LinearWeight, attention, attention_and_swiglu_into, attention_into,
     cudnn_policy::{Attention, Policy, scope},
-    gate_residual, gate_residual_modulate, heads_of, layer_norm_modulate, linear, linear_into, qk_norm_rope,
-    swiglu_into,
+    gate_residual, gate_residual_modulate, heads_of, layer_norm_modulate, linear, linear_into,
+    projection::{Heads, heads_and_swiglu_into, linear_swiglu},
+    qk_norm_rope, swiglu_into,
 };
 use flux2::{Flux2Transformer, Launches, LoadOptions};
 use policy::{AttentionPolicy, Silent};
@@ -86,7 +87,7 @@ fn step_ops(gpu: &Gpu) -> Result<Vec<Op<'static>>> {
     let mut ops = Vec::new();
 
     // Products: of each stream in the double blocks, of all tokens in the single ones, the last of which is cut short.
-    let layers = [("qkv", H, 3 * H), ("attention out", H, H), ("mlp in", H, 2 * MLP), ("mlp out", MLP, H)];
+    let layers = [("qkv", H, 3 * H), ("attention out", H, H), ("mlp out", MLP, H)];
     for (stream, rows) in STREAMS {
         for (layer, depth, columns) in layers {
             let (x, weight) = (tokens(rows, depth)?, matrix(gpu, columns, depth)?);
@@ -97,7 +98,6 @@ fn step_ops(gpu: &Gpu) -> Result<Vec<Op<'static>>> {
         }
     }
     for (name, count, rows, depth, columns) in [
-        ("single, qkv and mlp in", SINGLE - 1, ALL, H, 3 * H + 2 * MLP),
         ("single, out", SINGLE - 1, ALL, H + MLP, H),
         ("last, key and value", 1, ALL, H, 2 * H),
         ("last, query", 1, IMAGE, H, H),
@@ -109,6 +109,24 @@ fn step_ops(gpu: &Gpu) -> Result<Vec<Op<'static>>> {
         let (x, weight) = (tokens(rows, depth)?, matrix(gpu, columns, depth)?);
         ops.push(Op::product(name, count, [rows, columns, depth], move || Ok(linear(&x, &weight, None).map(drop)?)));
     }
+    // Products with what follows them, and apart.
+    let [(x, weight), (y, other)] = [IMAGE, TEXT].map(|rows| (tokens(rows, H), matrix(gpu, 2 * MLP, H)));
+    let (x, weight, y, other) = (x?, weight?, y?, other?);
+    ops.push(Op::product("double, mlp in of both with swiglu", DOUBLE, [ALL, 2 * MLP, H], move || {
+        Ok(linear_swiglu([(&x, &weight), (&y, &other)]).map(drop)?)
+    }));
+    let (x, weight, joined) = (tokens(ALL, H)?, matrix(gpu, 3 * H + 2 * MLP, H)?, tokens(ALL, H + MLP)?);
+    let plain = (x.clone(), weight.clone());
+    let extents = [ALL, 3 * H + 2 * MLP, H];
+    ops.push(Op::product("(single, qkv and mlp in)", 0, extents, move || {
+        Ok(linear(&plain.0, &plain.1, None).map(drop)?)
+    }));
+    let (norm, tables) = (head_norm.clone(), (cos.clone(), sin.clone()));
+    ops.push(Op::product("single, qkv and mlp in with norm, rotation, swiglu", SINGLE - 1, extents, move || {
+        let norm = HeadNorm { tokens: ALL, query: &norm, key: &norm };
+        let heads = Heads { count: HEADS, norm, cos: &tables.0, sin: &tables.1, eps: EPS };
+        Ok(heads_and_swiglu_into(&x, &weight, &heads, &joined.narrow(2, H, MLP)?).map(drop)?)
+    }));
     // The same product into rows of a larger buffer must cost no more.
     let (x, weight, joint) = (tokens(IMAGE, H)?, matrix(gpu, 3 * H, H)?, tokens(ALL, 3 * H)?);
     ops.push(Op::product("(double, qkv of image into the joint rows)", 0, [IMAGE, 3 * H, H], move || {
@@ -145,7 +163,7 @@ fn step_ops(gpu: &Gpu) -> Result<Vec<Op<'static>>> {
     // What moves data.
     for (name, count, width, runs) in [
         ("double, norm of heads and rotation", DOUBLE, 3 * H, &STREAMS[..]),
-        ("single, norm of heads and rotation", SINGLE, 3 * H + 2 * MLP, &[("all", ALL)][..]),
+        ("(single, norm of heads and rotation)", 0, 3 * H + 2 * MLP, &[("all", ALL)][..]),
     ] {
         let (x, norm, cos, sin) = (tokens(ALL, width)?, head_norm.clone(), cos.clone(), sin.clone());
         ops.push(Op::traffic(name, count, 4 * ALL * H, move || {
@@ -155,9 +173,8 @@ fn step_ops(gpu: &Gpu) -> Result<Vec<Op<'static>>> {
         }));
     }
     for (name, count, rows, start, width) in [
-        ("double, swiglu of text", DOUBLE, TEXT, 0, 2 * MLP),
-        ("double, swiglu of image", DOUBLE, IMAGE, 0, 2 * MLP),
-        ("single, swiglu out of and into wider rows", SINGLE, ALL, 3 * H, 3 * H + 2 * MLP),
+        ("last, swiglu", 1, IMAGE, 0, 2 * MLP),
+        ("(single, swiglu out of and into wider rows)", 0, ALL, 3 * H, 3 * H + 2 * MLP),
     ] {
         let (x, joined) = (tokens(rows, width)?, tokens(rows, H + MLP)?);
         ops.push(Op::traffic(name, count, 3 * rows * MLP, move || {

@@ -2,8 +2,8 @@
 
 use candle_core::Tensor;
 use candle_fork::{
-    AttentionInto, AttentionMask, HeadNorm, Pairing, What, attention, attention_and_swiglu_into, heads_of, norm_rope,
-    qk_norm_rope,
+    AttentionInto, AttentionMask, HeadNorm, Pairing, What, attention, attention_and_swiglu_into, attention_into,
+    heads_of, norm_rope, qk_norm_rope,
 };
 
 use super::{names::Widths, rope::RopeTable};
@@ -83,8 +83,6 @@ impl Joined {
 
     /// Both parts: attention, and SwiGLU of x `[B, S, 2 mlp]`.
     pub(super) fn fill(&self, heads: &Heads, x: &Tensor) -> Result<()> {
-        let Widths { heads: count, head_dim, .. } = self.widths;
-        let out = heads_of(&self.buffer, 0, count, head_dim)?;
         let Heads { query, key, value } = heads;
         let attention = AttentionInto {
             q: query,
@@ -92,13 +90,24 @@ impl Joined {
             v: value,
             softmax_scale: self.widths.scale(),
             mask: AttentionMask::Full,
-            out: &out,
+            out: &self.attended()?,
         };
         Ok(attention_and_swiglu_into(&attention, x, &self.mlp()?)?)
     }
 
+    /// Attention into its part.
+    pub(super) fn attend(&self, heads: &Heads) -> Result<()> {
+        let Heads { query, key, value } = heads;
+        Ok(attention_into(query, key, value, self.widths.scale(), AttentionMask::Full, &self.attended()?)?)
+    }
+
+    /// The part of attention, `[B, S, H, D]`.
+    fn attended(&self) -> Result<Tensor> {
+        Ok(heads_of(&self.buffer, 0, self.widths.heads, self.widths.head_dim)?)
+    }
+
     /// The part of the feed-forward branch, `[B, S, mlp]`.
-    fn mlp(&self) -> Result<Tensor> {
+    pub(super) fn mlp(&self) -> Result<Tensor> {
         Ok(self.buffer.narrow(2, self.widths.hidden, self.widths.mlp).what("feed-forward part")?)
     }
 

@@ -1,7 +1,7 @@
 //! A block with separate weights for the image and the text stream, which meet in attention.
 
 use candle_core::Tensor;
-use candle_fork::{LinearWeight, What, linear, linear_into, swiglu};
+use candle_fork::{LinearWeight, What, linear, linear_into, projection::linear_swiglu};
 use weights::{Expected, Loader};
 
 use super::{
@@ -76,14 +76,10 @@ impl Stream {
         Ok(first + tokens)
     }
 
-    /// The stream after its attention, and its feed-forward branch, from its part of the attention's output.
-    fn branches(&self, x: &Tensor, attended: &Tensor, [attention, mlp]: &[Modulation; 2]) -> Result<Branches> {
+    /// The stream after its attention, ready for its feed-forward branch, from its part of the attention's output.
+    fn attended(&self, x: &Tensor, attended: &Tensor, [attention, mlp]: &[Modulation; 2]) -> Result<Ready> {
         let branch = linear(attended, &self.projection, None)?;
-        let Ready { x, normed } = attention.add_ready(x, &branch, mlp, self.widths.eps)?;
-        drop(branch);
-        let hidden = swiglu(&linear(&normed, &self.mlp_in, None)?)?;
-        drop(normed);
-        Ok(Branches { x, mlp: linear(&hidden, &self.mlp_out, None)? })
+        attention.add_ready(x, &branch, mlp, self.widths.eps)
     }
 }
 
@@ -206,8 +202,13 @@ impl DoubleBlock {
         let norms = [self.text.norm.of(text_tokens), self.image.norm.of(tokens - text_tokens)];
         let attended = Heads::new(qkv, &norms, rope, &self.image.widths)?.attend(&self.image.widths)?;
         let part = |start, len| attended.narrow(1, start, len).what("attention output of a stream");
-        let text = self.text.branches(&text, &part(0, text_tokens)?, &modulation.text)?;
-        let image = self.image.branches(&image, &part(text_tokens, tokens - text_tokens)?, &modulation.image)?;
-        Ok([image, text])
+        let text = self.text.attended(&text, &part(0, text_tokens)?, &modulation.text)?;
+        let image = self.image.attended(&image, &part(text_tokens, tokens - text_tokens)?, &modulation.image)?;
+        drop(attended);
+        let [image_in, text_in] = [(&image.normed, &self.image.mlp_in), (&text.normed, &self.text.mlp_in)];
+        let [of_image, of_text] = linear_swiglu([image_in, text_in])?;
+        let (image, text) = (image.x, text.x);
+        let image = Branches { x: image, mlp: linear(&of_image, &self.image.mlp_out, None)? };
+        Ok([image, Branches { x: text, mlp: linear(&of_text, &self.text.mlp_out, None)? }])
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use candle_core::Tensor;
-use candle_fork::{LinearWeight, What, heads_of, linear};
+use candle_fork::{LinearWeight, What, heads_of, linear, projection};
 use weights::{Expected, Loader};
 
 use super::{
@@ -99,14 +99,21 @@ impl SingleBlock {
 
     /// What both branches give together.
     fn branches(&self, joined: &Joined, normed: Tensor, rope: &RopeTable) -> Result<Tensor> {
-        let Widths { hidden: h, mlp, .. } = self.widths;
-        let projected = linear(&normed, &self.qkv_mlp, None)?;
-        drop(normed);
-        let (_, tokens, _) = projected.dims3().what("single stream")?;
-        let heads = Heads::new(&projected, &[self.norm.of(tokens)], rope, &self.widths)?;
-        joined.fill(&heads, &projected.narrow(2, 3 * h, 2 * mlp).what("mlp projection")?)?;
-        drop(heads);
-        drop(projected);
+        let Widths { hidden: h, mlp, heads: count, eps, .. } = self.widths;
+        let (_, tokens, _) = normed.dims3().what("single stream")?;
+        let norm = self.norm.of(tokens);
+        let fused = projection::Heads { count, norm, cos: rope.cos(), sin: rope.sin(), eps };
+        let branch = joined.mlp()?;
+        if projection::in_one_kernel(&normed, &self.qkv_mlp, &fused, &branch) {
+            let [query, key, value] = projection::heads_and_swiglu_into(&normed, &self.qkv_mlp, &fused, &branch)?;
+            drop(normed);
+            joined.attend(&Heads { query, key, value })?;
+        } else {
+            let projected = linear(&normed, &self.qkv_mlp, None)?;
+            drop(normed);
+            let heads = Heads::new(&projected, &[norm], rope, &self.widths)?;
+            joined.fill(&heads, &projected.narrow(2, 3 * h, 2 * mlp).what("mlp projection")?)?;
+        }
         Ok(linear(&joined.both()?, &self.out, None)?)
     }
 
