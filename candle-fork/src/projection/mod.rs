@@ -66,7 +66,7 @@ impl Heads<'_> {
 /// what they gate; branch `[B, S, N]` with a packed last axis, which is written. Result q, k and v `[B, S, H, D]`, views of a
 /// larger buffer.
 /// **Dtypes**: as [`linear`], branch x's.
-/// **Formula**: with `z = x W^T`: q and k are [`qk_norm_rope`] of z, v its columns, branch is [`swiglu`](crate::swiglu) of the
+/// **Formula**: with `z = x W^T`: q and k are [`qk_norm_rope`] of z, v its columns, branch is [`swiglu`] of the
 /// last 2 N.
 /// **Numerics**: z is rounded to x's dtype, and what follows is that of these ops. On compute capability 9.0 nothing is rounded
 /// in between: the error is a bf16's or f16's own. A token's bits depend on nothing but the token there.
@@ -132,7 +132,7 @@ pub fn in_one_kernel(x: &Tensor, weight: &LinearWeight, heads: &Heads<'_>, branc
     }
 }
 
-/// [`swiglu`](crate::swiglu) of [`linear`] of each of `products`: inputs with weights of their own, for example those of two
+/// [`swiglu`] of [`linear`] of each of `products`: inputs with weights of their own, for example those of two
 /// streams.
 ///
 /// **Shapes**: x `[B, S, K]`, weight `[2 N, K]`; results `[B, S, N]`.
@@ -142,7 +142,7 @@ pub fn in_one_kernel(x: &Tensor, weight: &LinearWeight, heads: &Heads<'_>, branc
 /// the same K and N, multiples of 64 and 128, whose tiles fill the device, and rounds once.
 ///
 /// # Errors
-/// Those of [`linear`] and [`swiglu`](crate::swiglu).
+/// Those of [`linear`] and [`swiglu`].
 ///
 /// # Example
 /// ```

@@ -87,10 +87,12 @@ impl LtxFiles {
     /// As [`LtxFiles::find`].
     pub fn in_folder(folder: &ModelFolder) -> Result<Self> {
         let component = |name: &str| -> Result<Option<Component>> {
-            match json(folder, &format!("{name}/config.json"))? {
-                Some(config) => Ok(Some(Component { source: folder.tensors(name)?, config: Some(config) })),
-                None => Ok(None),
-            }
+            let config = json(folder, &format!("{name}/config.json"))?;
+            Ok(match config {
+                Some(_) => Some(Component { source: folder.tensors(name)?, config }),
+                // Weights whose description is missing are none the less those of the component: to open it says what is not there.
+                None => folder.tensors(name).ok().map(|source| Component { source, config }),
+            })
         };
         let (vae, decoder) = (component("vae")?, component("diffusion_decoder")?);
         if vae.is_none() && decoder.is_none() {

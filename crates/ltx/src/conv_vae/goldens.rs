@@ -382,7 +382,11 @@ fn folders_and_files_of_diffusers_open() {
         assert_eq!(vae.architecture(), golden.vae.architecture(), "{}", path.display());
     }
     std::fs::remove_file(folder.path().join("config.json")).unwrap();
-    assert!(matches!(ConvVae::open(&file, &LoadOptions::default()), Err(Error::NoConfig { .. })));
+    std::fs::remove_file(model.path().join("vae/config.json")).unwrap();
+    for path in [file.as_path(), model.path()] {
+        let opened = ConvVae::open(path, &LoadOptions::default());
+        assert!(matches!(opened, Err(Error::NoConfig { .. })), "{}", path.display());
+    }
 }
 
 #[test]
