@@ -289,6 +289,10 @@ fn bad_operands_are_refused() -> Result<()> {
     for (what, operands) in bad {
         failures.check(operands.fused(&case).is_err(), || format!("{what} is taken"));
     }
+    let weight = LinearWeight::from_tensor(good.weight.narrow(0, 0, 2 * case.mlp)?)?;
+    let narrow = good.x.narrow(2, 0, 1536)?.contiguous()?;
+    let mixed = linear_swiglu([(&good.x, &weight), (&narrow, &weight)]);
+    failures.check(mixed.is_err(), || "a second x of another width is taken".to_owned());
     let whole = Tensor::zeros((1, case.tokens, case.mlp), case.dtype, &device)?;
     let [cos, sin] = &good.tables;
     let of = projection::Heads { count: case.heads, norm: good.norm(case.tokens), cos, sin, eps: f64::NAN };

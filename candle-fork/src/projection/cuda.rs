@@ -155,7 +155,8 @@ impl<'a> Plan<'a> {
         let columns = extents.head_columns() + 2 * mlp;
         let alike = |f: &Factors<'_>| {
             let same = f.x.dtype() == x.dtype() && f.x.device().same_device(x.device());
-            same && f.matrix.dims() == [columns, depth] && f.batch > 0 && f.rows() < 1 << 30
+            let fits = f.x.dims().last() == Some(&depth) && f.matrix.dims() == [columns, depth];
+            same && fits && f.batch > 0 && f.rows() < 1 << 30
         };
         let tokens: Vec<_> = factors.iter().map(|f| f.tokens).collect();
         let serves = factors.iter().all(alike) && extents.serve(&tokens, multiprocessors);

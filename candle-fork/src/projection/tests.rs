@@ -70,4 +70,5 @@ fn branches_of_products_are_those_of_the_ops() {
     assert_eq!(got.each_ref().map(to_f64), want.each_ref().map(to_f64));
     let odd = LinearWeight::from_tensor(of(&[13, 16], 5)).unwrap();
     assert!(linear_swiglu([(&a, &odd)]).is_err());
+    assert!(linear_swiglu([(&a, &first), (&of(&[2, 3, 8], 6), &second)]).is_err());
 }
