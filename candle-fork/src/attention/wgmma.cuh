@@ -74,27 +74,30 @@ MULTIPLY_BY_ROWS(__half, "f16")
 
 #undef MULTIPLY_BY_ROWS
 
-// The same for a left operand [64, 16] in shared memory and b [16, 128], both of `panel_columns`: element (m, k) of the left one
-// is element k of row m.
-template <typename T>
-__device__ __forceinline__ void multiply_by_columns(float (&c)[64], uint64_t a, uint64_t b, int add);
+// The same for a left operand [64, 16] in shared memory and b [16, 2 N] for N of 64 or 128, both of `panel_columns`: element
+// (m, k) of the left one is element k of row m.
+template <typename T, int N>
+__device__ __forceinline__ void multiply_by_columns(float (&c)[N], uint64_t a, uint64_t b, int add);
 
-#define MULTIPLY_BY_COLUMNS(T, ELEMENT) \
+// Operands are the SUMS sums of a lane, then a, b and `add`, whose places these are.
+#define MULTIPLY_BY_COLUMNS(T, ELEMENT, COLUMNS, SUMS, A, B, ADD) \
     template <> \
-    __device__ __forceinline__ void multiply_by_columns<T>(float (&c)[64], uint64_t a, uint64_t b, int add) { \
+    __device__ __forceinline__ void multiply_by_columns<T>(float (&c)[SUMS], uint64_t a, uint64_t b, int add) { \
         asm volatile( \
             "{\n" \
             ".reg .pred p;\n" \
-            "setp.ne.b32 p, %66, 0;\n" \
-            "wgmma.mma_async.sync.aligned.m64n128k16.f32." ELEMENT "." ELEMENT " {" \
-            PLACES_64 \
-            "}, %64, %65, p, 1, 1, 0, 0;\n" \
+            "setp.ne.b32 p, " ADD ", 0;\n" \
+            "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." ELEMENT "." ELEMENT " {" \
+            PLACES_##SUMS \
+            "}, " A ", " B ", p, 1, 1, 0, 0;\n" \
             "}\n" \
-            : SUMS_64(c) \
+            : SUMS_##SUMS(c) \
             : "l"(a), "l"(b), "r"(add)); \
     }
 
-MULTIPLY_BY_COLUMNS(__nv_bfloat16, "bf16")
-MULTIPLY_BY_COLUMNS(__half, "f16")
+MULTIPLY_BY_COLUMNS(__nv_bfloat16, "bf16", 128, 64, "%64", "%65", "%66")
+MULTIPLY_BY_COLUMNS(__half, "f16", 128, 64, "%64", "%65", "%66")
+MULTIPLY_BY_COLUMNS(__nv_bfloat16, "bf16", 256, 128, "%128", "%129", "%130")
+MULTIPLY_BY_COLUMNS(__half, "f16", 256, 128, "%128", "%129", "%130")
 
 #undef MULTIPLY_BY_COLUMNS

@@ -136,7 +136,6 @@ impl Extents {
 /// One or two products in one launch, if the kernel serves them.
 struct Plan<'a> {
     device: &'a CudaDevice,
-    dtype: DType,
     extents: Extents,
     first: Factors<'a>,
     second: Option<Factors<'a>>,
@@ -161,13 +160,17 @@ impl<'a> Plan<'a> {
         let tokens: Vec<_> = factors.iter().map(|f| f.tokens).collect();
         let serves = factors.iter().all(alike) && extents.serve(&tokens, multiprocessors);
         let (&first, second) = (factors.first()?, factors.get(1).copied());
-        serves.then_some(Self { device, dtype: first.x.dtype(), extents, first, second, multiprocessors })
+        serves.then_some(Self { device, extents, first, second, multiprocessors })
+    }
+
+    fn dtype(&self) -> DType {
+        self.first.x.dtype()
     }
 
     /// A matrix of `count` rows of `width` elements, `distance` apart, in boxes of `box_rows` rows.
     fn map(&self, address: Address, width: usize, count: usize, distance: usize, box_rows: u32) -> Result<TensorMap> {
         let (extents, strides) = ([width, count], [1, distance]);
-        TensorMap::new(&Boxes { address, dtype: self.dtype, extents, strides, shape: [64, box_rows] })
+        TensorMap::new(&Boxes { address, dtype: self.dtype(), extents, strides, shape: [64, box_rows] })
     }
 
     /// Enqueues the products, with their branches at these addresses, rows so far apart. `f` adds what heads need to the
@@ -178,18 +181,25 @@ impl<'a> Plan<'a> {
     unsafe fn launch(&self, branches: [(Address, usize); 2], f: impl FnOnce(&mut Params)) -> Result<()> {
         let Extents { depth, mlp, .. } = self.extents;
         let columns = self.extents.head_columns() + 2 * mlp;
-        let operand = |t: &Tensor| Operand::new(OP, t);
-        // A launch of one product has its operands twice, and no rows the second time.
-        let both = [self.first, self.second.unwrap_or(self.first)];
-        let x = |f: &Factors<'_>| self.map(operand(f.x)?.address(), depth, f.rows(), depth, 128);
-        let weight = |f: &Factors<'_>| self.map(operand(f.matrix)?.address(), depth, columns, depth, 128);
-        let branch = |i: usize| self.map(branches[i].0, mlp, both[i].rows(), branches[i].1, 64);
+        // x, weight and branch of a product.
+        let maps = |f: Factors<'_>, (branch, distance): (Address, usize)| -> Result<[TensorMap; 3]> {
+            let [x, matrix] = [Operand::new(OP, f.x)?, Operand::new(OP, f.matrix)?];
+            Ok([
+                self.map(x.address(), depth, f.rows(), depth, 128)?,
+                self.map(matrix.address(), depth, columns, depth, 128)?,
+                self.map(branch, mlp, f.rows(), distance, 64)?,
+            ])
+        };
+        let [x, weight, branch] = maps(self.first, branches[0])?;
+        // A launch of one product has its maps twice, and no rows the second time.
+        let [other_x, other_weight, other_branch] =
+            self.second.map_or(Ok([x, weight, branch]), |second| maps(second, branches[1]))?;
         let tiles = [self.first.rows(), self.second.map_or(0, Factors::rows)].map(|rows| rows.div_ceil(ROWS));
         let mut params = Params {
-            x: [x(&both[0])?, x(&both[1])?],
-            weight: [weight(&both[0])?, weight(&both[1])?],
-            branch: [branch(0)?, branch(1)?],
-            heads: branch(0)?,
+            x: [x, other_x],
+            weight: [weight, other_weight],
+            branch: [branch, other_branch],
+            heads: branch,
             cos: 0,
             sin: 0,
             norms: [0; 2],
@@ -211,7 +221,7 @@ impl<'a> Plan<'a> {
         f(&mut params);
         let clusters = (self.multiprocessors / 2).min((tiles[0] + tiles[1]) * self.extents.column_tiles());
         let grid = Grid::blocks(OP, [2 * clusters as u64, 1, 1], THREADS)?;
-        let kernel = Kernel::load(self.device, &MODULE, &format!("projection_{}", self.dtype.as_str()))?;
+        let kernel = Kernel::load(self.device, &MODULE, &format!("projection_{}", self.dtype().as_str()))?;
         // SAFETY: `Params` mirrors that of projection_sm90.cu. The maps are those of the operands and of the caller's places;
         // threads, shared memory and an even number of blocks are those that the kernel is written for.
         unsafe { kernel.launch(Grid { shared_bytes: SHARED_BYTES, ..grid }, &params) }?;
@@ -254,7 +264,7 @@ pub(super) fn run(
     let norm_type = |norm: &Operand| element_type(OP, "norm", norm.tensor().dtype());
     let norm_types = [norm_type(&query)?, norm_type(&key)?];
     let (rows, columns) = (batch * tokens, plan.extents.head_columns());
-    let out = Output::new(OP, plan.device, plan.dtype, rows * columns)?;
+    let out = Output::new(OP, plan.device, plan.dtype(), rows * columns)?;
     let map = plan.map(out.address(), columns, rows, columns, 64)?;
     with_address(OP, branch, |address| {
         let with_heads = |params: &mut Params| {
@@ -279,7 +289,7 @@ pub(super) fn swiglu(products: &[(&Tensor, &LinearWeight)]) -> Result<Option<Vec
     let mlp = products.first().map_or(0, |(_, weight)| weight.out_features() / 2);
     let Some(plan) = Plan::of(products, 0, mlp) else { return Ok(None) };
     let factors: Vec<_> = [plan.first].into_iter().chain(plan.second).collect();
-    let new = |f: &Factors<'_>| Output::new(OP, plan.device, plan.dtype, f.rows() * mlp);
+    let new = |f: &Factors<'_>| Output::new(OP, plan.device, plan.dtype(), f.rows() * mlp);
     let outs = factors.iter().map(new).collect::<Result<Vec<_>>>()?;
     let Some((first, last)) = outs.first().zip(outs.last()) else { return Ok(None) };
     // SAFETY: new memory of the plan's extents.

@@ -5,12 +5,8 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-#[cfg(feature = "cuda")]
-use candle_core::DType;
 use candle_core::Tensor;
 
-#[cfg(feature = "cuda")]
-use crate::operand::{check, check_shape};
 use crate::{
     activation::{swiglu, swiglu_into},
     error::{Error, Result, What},
@@ -19,6 +15,8 @@ use crate::{
     rope::{HeadNorm, heads_of, qk_norm_rope},
     target::check_target,
 };
+#[cfg(feature = "cuda")]
+use crate::{operand::check, rope::check_norm_and_tables};
 
 const OP: &str = "heads_and_swiglu";
 
@@ -41,22 +39,13 @@ pub struct Heads<'a> {
 impl Heads<'_> {
     /// What [`qk_norm_rope`] asks of its operands.
     fn check(&self, x: &Tensor, tokens: usize, width: usize) -> Result<()> {
-        let Self { norm: HeadNorm { query, key, .. }, cos, sin, eps, .. } = *self;
-        check(OP, &[("x", x), ("query", query), ("key", key), ("cos", cos), ("sin", sin)])?;
-        for (name, norm) in [("query", query), ("key", key)] {
-            check_shape(OP, name, norm, &[width])?;
-        }
-        for (name, table) in [("cos", cos), ("sin", sin)] {
-            check_shape(OP, name, table, &[tokens, width / 2])?;
-            if table.dtype() != DType::F32 {
-                return Err(Error::DType { op: OP, operand: name, got: table.dtype(), expected: "f32" });
-            }
-        }
-        if self.norm.tokens != tokens || !(eps >= 0.0 && eps.is_finite()) {
-            let what = format!("a norm of {} tokens for {tokens}, eps {eps}", self.norm.tokens);
+        let Self { norm, cos, sin, eps, .. } = *self;
+        check(OP, &[("x", x), ("cos", cos), ("sin", sin)])?;
+        if norm.tokens != tokens {
+            let what = format!("a norm of {} tokens for {tokens} tokens", norm.tokens);
             return Err(Error::Argument { op: OP, what });
         }
-        Ok(())
+        check_norm_and_tables(OP, x, &[norm.query, norm.key], [cos, sin], [tokens, width], eps)
     }
 }
 
@@ -66,8 +55,7 @@ impl Heads<'_> {
 /// what they gate; branch `[B, S, N]` with a packed last axis, which is written. Result q, k and v `[B, S, H, D]`, views of a
 /// larger buffer.
 /// **Dtypes**: as [`linear`], branch x's.
-/// **Formula**: with `z = x W^T`: q and k are [`qk_norm_rope`] of z, v its columns, branch is [`swiglu`] of the
-/// last 2 N.
+/// **Formula**: with `z = x W^T`: q and k are [`qk_norm_rope`] of z, v its columns, branch is [`swiglu`] of the last 2 N.
 /// **Numerics**: z is rounded to x's dtype, and what follows is that of these ops. On compute capability 9.0 nothing is rounded
 /// in between: the error is a bf16's or f16's own. A token's bits depend on nothing but the token there.
 /// **Policy**: [`linear`]'s.
@@ -132,8 +120,7 @@ pub fn in_one_kernel(x: &Tensor, weight: &LinearWeight, heads: &Heads<'_>, branc
     }
 }
 
-/// [`swiglu`] of [`linear`] of each of `products`: inputs with weights of their own, for example those of two
-/// streams.
+/// [`swiglu`] of [`linear`] of each of `products`: inputs with weights of their own, for example those of two streams.
 ///
 /// **Shapes**: x `[B, S, K]`, weight `[2 N, K]`; results `[B, S, N]`.
 /// **Dtypes**, **Policy**: as [`linear`].

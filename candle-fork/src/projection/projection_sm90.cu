@@ -98,25 +98,6 @@ struct Tile {
     }
 };
 
-template <typename T> __device__ __forceinline__ void multiply(float (&c)[128], uint64_t a, uint64_t b, int add);
-
-#define MULTIPLY(T, ELEMENT)                                                                                           \
-    template <> __device__ __forceinline__ void multiply<T>(float (&c)[128], uint64_t a, uint64_t b, int add) {        \
-        asm volatile("{\n"                                                                                             \
-                     ".reg .pred p;\n"                                                                                 \
-                     "setp.ne.b32 p, %130, 0;\n"                                                                       \
-                     "wgmma.mma_async.sync.aligned.m64n256k16.f32." ELEMENT "." ELEMENT " {" PLACES_128                \
-                     "}, %128, %129, p, 1, 1, 0, 0;\n"                                                                 \
-                     "}\n"                                                                                             \
-                     : SUMS_128(c)                                                                                     \
-                     : "l"(a), "l"(b), "r"(add));                                                                      \
-    }
-
-MULTIPLY(__nv_bfloat16, "bf16")
-MULTIPLY(__half, "f16")
-
-#undef MULTIPLY
-
 // Copies of the operands, for both blocks of the cluster.
 __device__ __forceinline__ void copy_operands(const Params& p, uint32_t ring, uint32_t full, uint32_t empty, uint32_t rank) {
     Turn<STAGES> turn;
@@ -153,7 +134,7 @@ __device__ __forceinline__ void products(float (&sums)[128], const Params& p, Tu
         pin(sums);
         products_begin();
 #pragma unroll
-        for (int part = 0; part < DEPTH / 16; ++part) multiply<T>(sums, a + part * 2, b + part * 2, step + part > 0);
+        for (int part = 0; part < DEPTH / 16; ++part) multiply_by_columns<T>(sums, a + part * 2, b + part * 2, step + part > 0);
         products_commit();
         // The step before is done: its place is free in both blocks.
         products_wait<1>();

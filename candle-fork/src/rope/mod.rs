@@ -2,6 +2,8 @@
 
 use candle_core::{DType, Tensor};
 
+#[cfg(feature = "cuda")]
+pub(crate) use self::normed::check_norm_and_tables;
 pub use self::{
     normed::{HeadNorm, grouped_qk_norm_rope, heads_of, norm_rope, qk_norm_rope},
     reference::Pairing,

@@ -5,21 +5,7 @@
 
 #include "attention/wgmma.cuh"
 
-// c += a b: a [64, 16] of 64 rows of a panel, b [16, 256] of 256 rows; both of `panel_columns`.
-__device__ __forceinline__ void multiply_by_256(float (&c)[128], uint64_t a, uint64_t b) {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, 1, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-        PLACES_128
-        "}, %128, %129, p, 1, 1, 0, 0;\n"
-        "}\n"
-        : SUMS_128(c)
-        : "l"(a), "l"(b));
-}
-
-// The same for a in registers.
+// c += a b: a [64, 16] in registers, b [16, 256] of 256 rows, of `panel_columns`.
 __device__ __forceinline__ void multiply_by_256(float (&c)[128], const uint32_t (&a)[4], uint64_t b) {
     asm volatile(
         "{\n"

@@ -241,7 +241,7 @@ __device__ __forceinline__ void multiply_rows(float (&values)[CHANNELS / 2], uin
         products_begin();
 #pragma unroll
         for (int depth = 0; depth < 4; ++depth) {
-            multiply_by_256(values, left_operand(own, 4 * panel + depth), panel_columns(stage + 32 * depth));
+            multiply_by_columns<__nv_bfloat16>(values, left_operand(own, 4 * panel + depth), panel_columns(stage + 32 * depth), 1);
         }
         products_commit();
         if (panel > 0) {

@@ -88,11 +88,9 @@ impl LtxFiles {
     pub fn in_folder(folder: &ModelFolder) -> Result<Self> {
         let component = |name: &str| -> Result<Option<Component>> {
             let config = json(folder, &format!("{name}/config.json"))?;
-            Ok(match config {
-                Some(_) => Some(Component { source: folder.tensors(name)?, config }),
-                // Weights whose description is missing are none the less those of the component: to open it says what is not there.
-                None => folder.tensors(name).ok().map(|source| Component { source, config }),
-            })
+            // Weights without their description are the component none the less: to open it says what is missing.
+            let source = if config.is_some() { Some(folder.tensors(name)?) } else { folder.tensors(name).ok() };
+            Ok(source.map(|source| Component { source, config }))
         };
         let (vae, decoder) = (component("vae")?, component("diffusion_decoder")?);
         if vae.is_none() && decoder.is_none() {

@@ -258,23 +258,8 @@ impl Problem<'_> {
     fn run(&self) -> Result<Tensor> {
         let op = self.op;
         let [_, tokens, _, width] = self.dims();
-        if width % 2 != 0 {
-            return Err(shape_error(op, "x", self.x, "heads of an even width"));
-        }
-        for weight in self.runs.iter().flat_map(|run| &run.weights) {
-            check(op, &[("x", self.x), ("weight", weight)])?;
-            check_shape(op, "weight", weight, &[width])?;
-        }
-        for (name, table) in [("cos", self.cos), ("sin", self.sin)] {
-            check_shape(op, name, table, &[tokens, width / 2])?;
-            if table.dtype() != DType::F32 {
-                return Err(Error::DType { op, operand: name, got: table.dtype(), expected: "f32" });
-            }
-        }
-        if !(self.eps >= 0.0 && self.eps.is_finite()) {
-            let what = format!("eps is {}, expected a finite number of at least 0", self.eps);
-            return Err(Error::Argument { op, what });
-        }
+        let weights: Vec<&Tensor> = self.runs.iter().flat_map(|run| run.weights.iter().copied()).collect();
+        check_norm_and_tables(op, self.x, &weights, [self.cos, self.sin], [tokens, width], self.eps)?;
         #[cfg(feature = "cuda")]
         if self.x.device().is_cuda() {
             return cuda::norm_rope(self);
@@ -282,8 +267,7 @@ impl Problem<'_> {
         if !on_cpu(self.x) {
             return self.composed();
         }
-        let weights = self.runs.iter().flat_map(|run| &run.weights).map(|weight| to_f32_vec(weight));
-        let weights = weights.collect::<Result<Vec<_>>>()?;
+        let weights = weights.into_iter().map(to_f32_vec).collect::<Result<Vec<_>>>()?;
         with_element!(op, "x", self.x.dtype(), T => cpu::norm_rope::<T>(self, &weights))
     }
 
@@ -308,4 +292,33 @@ impl Problem<'_> {
         });
         Tensor::cat(&groups.collect::<Result<Vec<_>>>()?, 2).what(op)
     }
+}
+
+/// Checks what heads of `[tokens, width]` are normed and rotated by: a weight for each, tables of angles, the norm's `eps`.
+pub(crate) fn check_norm_and_tables(
+    op: &'static str,
+    x: &Tensor,
+    weights: &[&Tensor],
+    [cos, sin]: [&Tensor; 2],
+    [tokens, width]: [usize; 2],
+    eps: f64,
+) -> Result<()> {
+    if width % 2 != 0 {
+        return Err(shape_error(op, "x", x, "heads of an even width"));
+    }
+    for weight in weights {
+        check(op, &[("x", x), ("weight", weight)])?;
+        check_shape(op, "weight", weight, &[width])?;
+    }
+    for (name, table) in [("cos", cos), ("sin", sin)] {
+        check_shape(op, name, table, &[tokens, width / 2])?;
+        if table.dtype() != DType::F32 {
+            return Err(Error::DType { op, operand: name, got: table.dtype(), expected: "f32" });
+        }
+    }
+    if !(eps >= 0.0 && eps.is_finite()) {
+        let what = format!("eps is {eps}, expected a finite number of at least 0");
+        return Err(Error::Argument { op, what });
+    }
+    Ok(())
 }

@@ -205,8 +205,8 @@ impl DoubleBlock {
         let text = self.text.attended(&text, &part(0, text_tokens)?, &modulation.text)?;
         let image = self.image.attended(&image, &part(text_tokens, tokens - text_tokens)?, &modulation.image)?;
         drop(attended);
-        let [image_in, text_in] = [(&image.normed, &self.image.mlp_in), (&text.normed, &self.text.mlp_in)];
-        let [of_image, of_text] = linear_swiglu([image_in, text_in])?;
+        let [of_image, of_text] =
+            linear_swiglu([(&image.normed, &self.image.mlp_in), (&text.normed, &self.text.mlp_in)])?;
         let (image, text) = (image.x, text.x);
         let image = Branches { x: image, mlp: linear(&of_image, &self.image.mlp_out, None)? };
         Ok([image, Branches { x: text, mlp: linear(&of_text, &self.text.mlp_out, None)? }])
